@@ -1,0 +1,34 @@
+# Each target does its own set-up: it makes .venv and installs what the project's files name.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+export UNIMETRIC_CACHE ?= $(CURDIR)/$(VENV)/cache
+
+.PHONY: demo test check bench docs clean
+
+demo: $(VENV)/ready           ## train on letters, test on letters never seen
+	$(BIN)/unimetric demo
+
+test: $(VENV)/ready           ## every test; real pictures too where UNIMETRIC_DATA names them
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/ready          ## style, types, who imports whom, every config
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/unimetric check configs/*.toml
+
+bench: $(VENV)/ready          ## side by side with the peers; prints ratios
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(VENV)/ready           ## write the pages that are generated
+	$(BIN)/python -m unimetric.catalogue > docs/papers.md
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

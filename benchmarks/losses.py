@@ -1,0 +1,343 @@
+"""Losses side by side with pytorch-metric-learning: time of forward plus backward, extra memory, and waits for the device.
+
+    python benchmarks/losses.py                        # CPU, 2 threads: batches of 112, 720 and 4,096
+    python benchmarks/losses.py --device cuda          # also counts copies from the device, which must be none
+    python benchmarks/losses.py --compile              # ours through torch.compile(fullgraph=True); the peer has data-dependent shapes
+    python benchmarks/losses.py --batches 112 --only margin,triplet
+
+Both take turns in one process, and the medians are compared. Each case runs in a process of its own, so that a peer that runs out of
+memory or of patience takes nothing along. Where the peer is not installed, `--peer-path` says where it lies; otherwise ours run alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unimetric.geometry import compare
+from unimetric.spec import create, find, names
+
+DIM = 128
+PER_CLASS = {112: 2, 720: 4, 4096: 4}  # Roth et al. 2020, PUMA, and the largest that fits nobody else
+MIB = 2**20
+
+#: Our loss and miner, and what comes nearest in pytorch-metric-learning: a loss and a miner, of its modules and the number of classes.
+#: A loss without an equal there stands alone.
+PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | None] = {
+    ("contrastive(active_only=True)", "all"): lambda losses, m, d, c: (losses.ContrastiveLoss(), None),
+    ("contrastive", "distance_weighted"): lambda losses, m, d, c: (losses.ContrastiveLoss(), m.DistanceWeightedMiner()),
+    ("triplet(squared=False, active_only=True)", "all"): lambda losses, m, d, c: (losses.TripletMarginLoss(margin=0.2), None),
+    ("triplet", "distance_weighted"): lambda losses, m, d, c: (losses.TripletMarginLoss(margin=0.2), m.DistanceWeightedMiner()),
+    ("triplet", "semihard"): lambda losses, m, d, c: (losses.TripletMarginLoss(margin=0.2), m.TripletMarginMiner(0.2, "semihard")),
+    ("triplet", "hardest"): lambda losses, m, d, c: (losses.TripletMarginLoss(margin=0.2), m.BatchHardMiner()),
+    ("margin", "all"): lambda losses, m, d, c: (losses.MarginLoss(learn_beta=True, num_classes=c), None),
+    ("margin", "distance_weighted"): lambda losses, m, d, c: (losses.MarginLoss(learn_beta=True, num_classes=c), m.DistanceWeightedMiner()),
+    ("margin", "rho"): None,
+    ("multi_similarity(beta=50.0)", "all"): lambda losses, m, d, c: (losses.MultiSimilarityLoss(), None),
+    ("multi_similarity(beta=50.0)", "multi_similarity"): lambda losses, m, d, c: (losses.MultiSimilarityLoss(), m.MultiSimilarityMiner()),
+    ("snr", "distance_weighted"): lambda losses, m, d, c: (
+        losses.TripletMarginLoss(margin=0.2, distance=d.SNRDistance()),
+        m.DistanceWeightedMiner(),
+    ),
+    ("generalized_lifted", ""): lambda losses, m, d, c: (losses.GeneralizedLiftedStructureLoss(), None),
+    ("n_pair", ""): lambda losses, m, d, c: (losses.NPairsLoss(), None),
+    ("angular", ""): lambda losses, m, d, c: (losses.AngularLoss(alpha=45), None),
+    ("histogram", ""): lambda losses, m, d, c: (losses.HistogramLoss(n_bins=64), None),
+    ("quadruplet", "distance_weighted"): None,
+    ("sup_con", ""): lambda losses, m, d, c: (losses.SupConLoss(temperature=0.1), None),
+    ("nt_xent", ""): lambda losses, m, d, c: (losses.NTXentLoss(temperature=0.1), None),
+    ("circle", ""): lambda losses, m, d, c: (losses.CircleLoss(m=0.4, gamma=80), None),
+    ("smooth_ap", ""): lambda losses, m, d, c: (losses.SmoothAPLoss(temperature=0.01), None),
+    ("hyperbolic", ""): None,
+    ("arcface(fallback=True)", ""): lambda losses, m, d, c: (losses.ArcFaceLoss(c, DIM, margin=math.degrees(0.5), scale=16), None),
+    ("cosface", ""): lambda losses, m, d, c: (losses.CosFaceLoss(c, DIM), None),
+    ("curricularface", ""): None,
+    ("normalized_softmax", ""): lambda losses, m, d, c: (losses.NormalizedSoftmaxLoss(c, DIM), None),
+    ("proxy_nca", ""): lambda losses, m, d, c: (losses.ProxyNCALoss(c, DIM, softmax_scale=9), None),
+    ("proxy_nca_pp", ""): lambda losses, m, d, c: (losses.ProxyNCALoss(c, DIM, softmax_scale=9), None),
+    ("proxy_anchor", ""): lambda losses, m, d, c: (losses.ProxyAnchorLoss(c, DIM), None),
+    ("soft_triple", ""): lambda losses, m, d, c: (losses.SoftTripleLoss(c, DIM, centers_per_class=2, la=8), None),
+}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    arguments.add_argument("--batches", default="112,720,4096", help="batch sizes, with commas")
+    arguments.add_argument("--only", default="", help="losses, with commas")
+    arguments.add_argument("--compile", action="store_true", help="compile ours")
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--seconds", type=float, default=1.0, help="how long to take turns")
+    arguments.add_argument("--limit", type=float, default=60.0, help="seconds that one step of the peer may take")
+    arguments.add_argument("--gib", type=float, default=8.0, help="memory that the peer may take, on a CPU")
+    arguments.add_argument("--peer-path", default="", help="a folder that holds pytorch_metric_learning")
+    arguments.add_argument("--json", default="", help="a file for the numbers")
+    options = arguments.parse_args()
+    if options.peer_path:
+        sys.path.insert(0, options.peer_path)
+    try:
+        import pytorch_metric_learning
+        from pytorch_metric_learning import distances, losses, miners  # noqa: F401  all that it needs must be here
+
+        peer = f"pytorch-metric-learning {pytorch_metric_learning.__version__}"
+    except ImportError as error:
+        peer = ""
+        print(f"no pytorch-metric-learning ({error}): ours run alone (see --peer-path)\n")
+    wanted = [name for name in options.only.split(",") if name]
+    missing = set(names("losses")) - {text.split("(")[0] for text, _ in PEERS}
+    assert not missing, f"losses without a line in PEERS: {missing}"
+    cases = [case for case in PEERS if not wanted or case[0].split("(")[0] in wanted]
+    how = "ours compiled, " if options.compile else ""
+    print(f"torch {torch.__version__}, {peer or 'no peer'}, {how}{options.device}, {options.threads} threads, dimension {DIM}\n")
+    rows = []
+    for batch in map(int, options.batches.split(",")):
+        rows += table(cases, batch, bool(peer), options)
+    if options.device == "cuda":
+        count_miners_apart(options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
+    per_class = PER_CLASS.get(batch, 4)
+    print(f"batch {batch}, {per_class} per class, {classes_of(batch)} classes; ms forward plus backward, MiB on top of what was there")
+    copies = "  copies from device" if options.device == "cuda" else ""
+    print(f"{'loss':<44}{'miner':<20}{'ours':>10}{'theirs':>14}{'ratio':>9}{'MiB ours':>10}{'theirs':>14}{copies}")
+    rows: list[dict[str, Any]] = []
+    for case, row in measure(cases, batch, peer, options):
+        row |= {"loss": case[0], "miner": case[1], "batch": batch, "device": options.device}
+        rows.append(row)
+        theirs = row.get("theirs")
+        ratio = f"{theirs / row['ours']:.1f}" if isinstance(theirs, float) and "ours" in row else ""
+        stopped = row.get("stopped", "")
+        if stopped.startswith("over"):
+            ratio = f"> {options.limit * 1000 / row['ours']:.0f}" if "ours" in row else ""
+        line = f"{case[0]:<44}{case[1]:<20}{number(row.get('ours')):>10}{stopped or number(theirs):>14}{ratio:>9}"
+        line += f"{number(row.get('ours_mib')):>10}{number(row.get('theirs_mib')):>14}"
+        print(line + (f"  {row.get('ours_copies', '?')} / {row.get('theirs_copies', '?')}" if copies else ""), flush=True)
+    summary(rows)
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    both = [(row["theirs"] / row["ours"], row) for row in rows if isinstance(row.get("theirs"), float) and "ours" in row]
+    for title, kept in (("all", both), ("pairs and tuples", [item for item in both if family(item[1]["loss"]) != "proxy"])):
+        if kept:
+            slowest = min(kept, key=lambda item: item[0])
+            mean = statistics.geometric_mean(ratio for ratio, _ in kept)
+            worst = f"{slowest[1]['loss']} {slowest[1]['miner']}".strip()
+            print(f"{title}: geometric mean of {len(kept)} ratios {mean:.1f}; least {slowest[0]:.2f} ({worst})")
+    most = [row for row in rows if "ours_mib" in row]
+    if most:
+        top = max(most, key=lambda row: row["ours_mib"])
+        print(f"our largest extra memory {top['ours_mib']:.0f} MiB ({top['loss']})")
+    counted = [row["ours_copies"] for row in rows if "ours_copies" in row]
+    if counted:
+        print(f"copies from the device inside our losses: {sum(counted)}")
+    print()
+
+
+def family(text: str) -> str:
+    return find("losses", text.split("(")[0]).family
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def classes_of(batch: int) -> int:
+    return max(100, batch // PER_CLASS.get(batch, 4))
+
+
+def measure(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """Each case and its numbers. A worker that stops or exceeds its time is ended, and a new one goes on behind the case."""
+    context = multiprocessing.get_context("fork")  # this process runs nothing on the device, so that its children can
+    waiting = list(cases)
+    while waiting:
+        listen, speak = context.Pipe(duplex=False)
+        # On a CPU memory is counted by process, so that each case has one. Starting the GPU is slow: there they share it.
+        share = waiting[:1] if options.device == "cpu" else waiting
+        worker = context.Process(target=work, args=(share, batch, peer, options, speak))
+        worker.start()
+        speak.close()
+        for case in share:
+            row: dict[str, Any] = {}
+            waiting.pop(0)
+            alive = True
+            while alive:
+                patience = options.limit + (60 if "ours" in row else 240)
+                if not listen.poll(patience):
+                    row["stopped"] = f"over {options.limit:.0f} s"
+                    alive = False
+                    break
+                try:
+                    message = listen.recv()
+                except EOFError:
+                    row["stopped"] = row.get("stopped", "out of memory")
+                    alive = False
+                    break
+                if message is None:
+                    break
+                row |= message
+            yield case, row
+            if not alive:
+                break
+        worker.kill()
+        worker.join()
+
+
+def work(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace, speak: Any) -> None:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    labels = (torch.arange(batch) // PER_CLASS.get(batch, 4)).to(device)
+    embeddings = torch.randn(batch, DIM, device=device, requires_grad=True)
+    small = torch.randn(8, DIM, device=device, requires_grad=True)
+    for case in cases:
+        try:
+            one_case(case, embeddings, labels, small, peer, options, speak)
+        except Exception as error:
+            known = isinstance(error, MemoryError) or "memory" in str(error).lower()
+            if not known:
+                traceback.print_exc()
+            speak.send({"stopped": "out of memory" if known else "failed"})
+        speak.send(None)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, peer: bool, options: argparse.Namespace, speak: Any) -> None:
+    device, (text, miner) = embeddings.device, case
+    classes = classes_of(len(labels))
+    loss = create("losses", text, miner=miner or None, num_classes=classes, dim=DIM).to(device)
+
+    if options.compile:
+        loss = torch.compile(loss, fullgraph=True)
+
+    def ours(z: torch.Tensor, y: torch.Tensor) -> None:
+        z.grad = None
+        loss(z, y).backward()
+
+    steps = [("ours", ours)]
+    build = PEERS[case]
+    if peer and build is not None:
+        from pytorch_metric_learning import distances as d
+        from pytorch_metric_learning import losses as their_losses
+        from pytorch_metric_learning import miners as m
+
+        their_loss, their_miner = build(their_losses, m, d, classes)
+        their_loss = their_loss.to(device)
+
+        def theirs(z: torch.Tensor, y: torch.Tensor) -> None:
+            z.grad = None
+            their_loss(z, y, their_miner(z, y) if their_miner else None).backward()
+
+        steps.append(("theirs", theirs))
+    once: dict[str, float] = {}
+    for name, step in steps:
+        for _ in range(2):  # libraries load and pools fill before anything is counted
+            compiled = options.compile and name == "ours"  # for one shape
+            step(*((embeddings, labels) if compiled else (small, labels[:8])))
+        if name == "theirs" and device.type == "cpu":
+            room = int(options.gib * 2**30) + virtual_memory()
+            resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        extra, seconds = peak(step, embeddings, labels)
+        once[name] = seconds
+        if name == "theirs" and seconds > options.limit:
+            speak.send({"stopped": f"over {options.limit:.0f} s"})
+            return
+        # What is known is said at once: the next step may be the last.
+        speak.send({name: seconds * 1000, f"{name}_mib": extra / MIB})
+        if device.type == "cuda":
+            speak.send({f"{name}_copies": copies_from_device(lambda step=step: step(embeddings, labels))})
+    turns: dict[str, list[float]] = {name: [] for name, _ in steps}
+    rounds = max(3, min(200, int(options.seconds / max(sum(once.values()), 1e-6))))
+    if sum(once.values()) > 10:
+        rounds = 1  # one more than the first
+    for _ in range(rounds):
+        for name, step in steps:
+            turns[name].append(timed(step, embeddings, labels))
+    speak.send({name: statistics.median(values) * 1000 for name, values in turns.items()})
+
+
+def timed(step: Callable[..., None], *inputs: torch.Tensor) -> float:
+    synchronize(inputs[0].device)
+    start = time.perf_counter()
+    step(*inputs)
+    synchronize(inputs[0].device)
+    return time.perf_counter() - start
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak(step: Callable[..., None], *inputs: torch.Tensor) -> tuple[float, float]:
+    """Bytes on top of what was there, and seconds, of one step."""
+    gc.collect()
+    if inputs[0].device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        seconds = timed(step, *inputs)
+        return torch.cuda.max_memory_allocated() - before, seconds
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the highest mark
+    before = status("VmRSS")
+    seconds = timed(step, *inputs)
+    return max(0, status("VmHWM") - before), seconds
+
+
+def status(field: str) -> int:
+    """A number of this process in bytes, as Linux tells it."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def virtual_memory() -> int:
+    return status("VmSize")
+
+
+def copies_from_device(step: Callable[[], None]) -> int:
+    """How often a step makes the host wait for the device: copies to the host, single numbers read, shapes that depend on data."""
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+    waits = ("Memcpy DtoH", "aten::_local_scalar_dense", "aten::nonzero")
+    return sum(event.name.startswith(waits) for event in profile.events())
+
+
+def count_miners_apart(options: argparse.Namespace) -> None:
+    """Ours alone, in a process of their own: copies from the device."""
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=count_miners, args=(options,))
+    worker.start()
+    worker.join()
+
+
+def count_miners(options: argparse.Namespace) -> None:
+    labels = (torch.arange(112) // 2).to(options.device)
+    similarity, pairs = compare(torch.randn(112, DIM, device=options.device), labels)
+    print("copies from the device inside our miners, at batch 112:")
+    for name in names("miners"):
+        miner = create("miners", name).to(options.device)
+        print(f"  {name:<20}{copies_from_device(lambda miner=miner: miner(similarity, pairs))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""How much of the bare network's speed a whole training run reaches, and where the rest of a step goes.
+
+    python benchmarks/step.py                 # on whatever machine this is
+    python benchmarks/step.py --compile       # both sides compiled
+
+The bare step is forward, backward and the optimiser on one batch that already lies on the device. The run is `unimetric.engine.train`
+itself: batches drawn, cropped and augmented out of a pack, mined, and learnt from. They take turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unimetric import pack
+from unimetric.config import load
+from unimetric.engine.display import Display
+from unimetric.engine.evaluate import open_fabric
+from unimetric.engine.pictures import Look
+from unimetric.engine.stage import set_stage
+from unimetric.engine.train import train
+from unimetric.objectives import Output
+from unimetric.table import Table
+
+GPU = {
+    "ResNet-50, batch 112": dict(backbone="timm(name='resnet50', frozen_batchnorm=True)", batch_size=112, sampler="samples_per_class(n=2)"),
+    "ViT-S/16, batch 720": dict(backbone="timm(name='vit_small_patch16_224')", batch_size=720, sampler="samples_per_class(n=4)"),
+}
+CPU = {"small network, batch 112": dict(backbone="small", transform="glyphs", batch_size=112)}
+
+
+def made_up_pack(path: Path, *, pictures: int, height: int, width: int) -> None:
+    """Smooth random pictures of a camera's shape: what they show does not matter here, their size does."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(pictures) % (pictures // 20)
+    table = Table(
+        paths=tuple(str(number) for number in range(pictures)),
+        labels=labels,
+        class_names=tuple(f"c{number}" for number in range(pictures // 20)),
+        train=labels >= 4,
+        source_names=("made up",),
+    )
+    few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
+    pack.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def milliseconds(function, device: torch.device, repeats: int) -> float:
+    for _ in range(3):
+        function()
+    synchronize(device)
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        function()
+        synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return 1000 * statistics.median(times)
+
+
+def back_to_back(function, device: torch.device, repeats: int) -> float:
+    """Milliseconds a call when the host may run ahead of the device, as it does in training."""
+    for _ in range(5):
+        function()
+    synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    synchronize(device)
+    return 1000 * (time.perf_counter() - begun) / repeats
+
+
+def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int, compile: bool) -> dict[str, float]:
+    config = load(
+        dataset=f"pack(path='{folder / 'made_up.pack'}')",
+        optimizer="adam(lr=1e-5, weight_decay=4e-4)",
+        logger="none",
+        evaluate_every=0,
+        checkpoint_every=1000,
+        compile=compile,
+        **settings,
+    )
+    fabric = open_fabric(config)
+    torch.backends.cudnn.benchmark = fabric.device.type == "cuda"
+    with Display(quiet=True) as display:
+        stage = set_stage(config, fabric, display)
+    device, batch = fabric.device, config.batch_size
+    rows = stage.sampler.batch(0)
+    look = Look(stage.recipe, epoch=0)
+    images = next(stage.pictures.load([(stage.split.train[rows], look)]))
+    labels = torch.from_numpy(stage.labels[rows]).to(device)
+    stage.model.train()
+
+    def bare() -> None:
+        embeddings, _ = stage.model(images)
+        stage.optimizer.zero_grad()
+        fabric.backward(embeddings.square().mean())
+        stage.optimizer.step()
+
+    fixed = torch.randn(batch, stage.bare.dim, device=device, requires_grad=True)
+    similarity = torch.nn.functional.normalize(fixed.detach()) @ torch.nn.functional.normalize(fixed.detach()).T
+    from unimetric.geometry import match
+
+    pairs = match(labels, dim=stage.bare.dim)
+    parts = {
+        "data": lambda: next(stage.pictures.load([(stage.split.train[rows], look)])),
+        "loss with mining": lambda: stage.objective(Output(fixed, fixed[:, None], images), labels)["loss"].backward(),
+        "mining": lambda: stage.objective.loss.miner(similarity, pairs),
+    }
+    epochs = max(2, -(-steps // len(stage.sampler)) + 1)
+    bare_times, run_times = [], []
+    for round_ in range(rounds):  # in turns: the machine's mood changes
+        bare_times.append(back_to_back(bare, device, steps))
+        run = load(**{**config.__dict__, "epochs": epochs, "seed": round_})
+        train(run, folder / f"{name}{round_}", quiet=True)
+        lines = [json.loads(line) for line in (folder / f"{name}{round_}" / "metrics.jsonl").read_text().splitlines()]
+        run_times += [1000 * line["seconds"] / len(stage.sampler) for line in lines[1:]]
+    bare_ms, run_ms = statistics.median(bare_times), statistics.median(run_times)
+    shares = {part: milliseconds(function, device, 20) for part, function in parts.items()}
+    print(f"\n{name} on {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}" + (", compiled" if compile else ""))
+    print(f"  bare step       {bare_ms:8.2f} ms  {1000 * batch / bare_ms:8,.0f} pictures/s   (rounds: {[round(t, 2) for t in bare_times]})")
+    print(f"  end to end      {run_ms:8.2f} ms  {1000 * batch / run_ms:8,.0f} pictures/s   ratio {bare_ms / run_ms:.3f}")
+    for part, value in shares.items():
+        print(f"  {part:<15} {value:8.2f} ms  {100 * value / run_ms:5.1f} % of a step, if nothing overlapped")
+    return {"bare_ms": bare_ms, "run_ms": run_ms, "ratio": bare_ms / run_ms, **shares}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    options = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        height, width = (375, 500) if cuda else (32, 32)
+        made_up_pack(Path(folder) / "made_up.pack", pictures=4000 if cuda else 2000, height=height, width=width)
+        for name, settings in (GPU if cuda else CPU).items():
+            steps = options.steps if options.steps else 60
+            results[name] = measure(name, settings, Path(folder), rounds=options.rounds, steps=steps, compile=options.compile)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

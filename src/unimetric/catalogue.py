@@ -1,0 +1,46 @@
+"""What there is: every part of a kind, read from its docstring and signature. `unimetric list` and `docs/papers.md` are made of it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from unimetric.spec import find, names, signature
+
+_MORE = {"losses": ("family", "miner", "classes"), "miners": ("gives",)}
+
+
+def columns(kind: str) -> tuple[str, ...]:
+    """What is told of each part of a kind."""
+    return ("name", *_MORE.get(kind, ()), "source")
+
+
+def catalogue(kind: str) -> list[dict[str, str]]:
+    """One row a part: its name, where it comes from, and for losses and miners what they need and give.
+
+    >>> next(row["classes"] for row in catalogue("losses") if row["name"] == "arcface")
+    'needs them'
+    """
+    return [_row(name, find(kind, name)) for name in names(kind)]
+
+
+def _row(name: str, part: Any) -> dict[str, str]:
+    parameters = signature(part).parameters
+    needs = "num_classes" in parameters and parameters["num_classes"].default is inspect.Parameter.empty
+    gives = getattr(part, "gives", None)
+    return {
+        "name": name,
+        "family": getattr(part, "family", ""),
+        "miner": getattr(part, "default_miner", "-"),
+        "classes": "needs them" if needs else "-",
+        "gives": gives.__name__ if gives else "",
+        "source": source(part),
+    }
+
+
+def source(part: Any) -> str:
+    """What a part is, and whose: its docstring up to the year of the first work that it names, or its first sentence."""
+    text = " ".join((inspect.getdoc(part) or "").split("\n\n")[0].split())
+    cited = re.match(r".*?\(.*?\d{4}\)|.*?et al\. \d{4}", text)
+    return cited[0] if cited else re.split(r"[.:] ", text)[0].removesuffix(".")

@@ -1,0 +1,224 @@
+"""A run as one flat table of settings: the same text in the file, on the command line, in a grid and in the report. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from unimetric.errors import UnimetricError, closest
+from unimetric.spec import bind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run does. A field that names a part is the singular of that part's folder.
+
+    Args:
+        dataset: pictures and labels; a part of `datasets/`.
+        split: which rows train and which test; a part of `splits/`.
+        transform: how pictures are cropped and coloured; a part of `transforms/`.
+        backbone: pictures to tokens; a part of `backbones/`.
+        head: tokens to the embedding; a part of `heads/`.
+        objective: what is minimised; a part of `objectives/`.
+        loss: a part of `losses/`.
+        miner: a part of `miners/`; empty for the loss's own.
+        sampler: how batches are drawn; a part of `samplers/`.
+        optimizer: a part of `optimizers/`.
+        schedule: a part of `schedules/`.
+        metrics: what is measured on the test classes; parts of `metrics/`. The first one chooses the best epoch.
+        epochs: passes over the training pictures.
+        batch_size: pictures a step, over all devices together.
+        seed: of everything that is random.
+        precision: Lightning Fabric's word, such as `32-true` or `bf16-mixed`; `auto` is bf16 on a GPU and float32 elsewhere.
+        device: `auto`, `cpu`, `cuda`; a number of devices after a colon: `cuda:4`.
+        strategy: Lightning Fabric's word for several devices.
+        compile: compile the model with torch.compile.
+        clip_norm: largest norm of the gradient; 0 leaves it alone.
+        clip_value: largest entry of the gradient; 0 leaves it alone.
+        head_lr_scale: the head's learning rate as a multiple of the backbone's.
+        warmup_epochs: epochs at the start that train only the head and the loss.
+        evaluate_every: epochs between evaluations; 0 evaluates at the end only.
+        checkpoint_every: epochs between checkpoints.
+        evaluate_batch: pictures at once when measuring.
+        residence: where packed pictures wait: `device`, `host`, `stream` (decoded as they come), or `auto`.
+        workers: processes that decode pictures when they are streamed.
+        on_bad_picture: `error` stops at a picture that cannot be read; `skip` leaves it out and lists it.
+        logger: `tensorboard`, `csv`, `wandb`, `mlflow` or `none`.
+    """
+
+    dataset: str = "glyphs"
+    split: str = "standard"
+    transform: str = "base"
+    backbone: str = "small"
+    head: str = "linear(dim=128)"
+    objective: str = "plain"
+    loss: str = "margin"
+    miner: str = ""
+    sampler: str = "samples_per_class(n=2)"
+    optimizer: str = "adam(lr=1e-5, weight_decay=4e-4)"
+    schedule: str = "constant"
+    metrics: tuple[str, ...] = ("recall(k=1)",)
+    epochs: int = 10
+    batch_size: int = 112
+    seed: int = 0
+    precision: str = "auto"
+    device: str = "auto"
+    strategy: str = "auto"
+    compile: bool = False
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
+    head_lr_scale: float = 1.0
+    warmup_epochs: int = 0
+    evaluate_every: int = 1
+    checkpoint_every: int = 1
+    evaluate_batch: int = 256
+    residence: str = "auto"
+    workers: int = 2
+    on_bad_picture: str = "error"
+    logger: str = "tensorboard"
+
+    @property
+    def run_id(self) -> str:
+        """Twelve letters that stand for the settings: equal runs have equal ids. How a run is carried out does not count."""
+        settings = {key: value for key, value in asdict(self).items() if key not in _NO_RESULT}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def dump(self) -> str:
+        """The settings as TOML, every one of them."""
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(self).items())
+
+
+# Settings that change how a run is carried out or watched, and not what it computes.
+_NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
+
+#: Fields that name a part, and its folder.
+PARTS = {
+    "dataset": "datasets",
+    "split": "splits",
+    "transform": "transforms",
+    "backbone": "backbones",
+    "head": "heads",
+    "objective": "objectives",
+    "loss": "losses",
+    "miner": "miners",
+    "sampler": "samplers",
+    "optimizer": "optimizers",
+    "schedule": "schedules",
+    "metrics": "metrics",
+}
+
+_CHOICES = {
+    "residence": ("auto", "device", "host", "stream"),
+    "on_bad_picture": ("error", "skip"),
+    "logger": ("tensorboard", "csv", "wandb", "mlflow", "none"),
+}
+
+_LEAST = {
+    "epochs": 1,
+    "batch_size": 2,
+    "seed": 0,
+    "clip_norm": 0,
+    "clip_value": 0,
+    "head_lr_scale": 0,
+    "warmup_epochs": 0,
+    "evaluate_every": 0,
+    "checkpoint_every": 1,
+    "evaluate_batch": 1,
+    "workers": 0,
+}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # a TOML string, number or boolean is written as JSON's
+
+
+def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
+    """Read a run's settings from a TOML file, with some of them replaced; checked before anything is loaded.
+
+    Args:
+        path: a TOML file; without one, the defaults.
+        overrides: settings by name, such as `seed=3`.
+
+    >>> load(seed=3).seed
+    3
+    """
+    settings: dict[str, Any] = {}
+    place = str(path) if path else "settings"
+    if path is not None:
+        try:
+            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UnimetricError(f"{path}: no such file", "see `configs/` for runs to start from") from None
+        except IsADirectoryError:
+            raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UnimetricError(f"{path}: not TOML: {error}", 'write `key = "text"` or `key = 1`, one to a line') from None
+    return from_settings(settings | overrides, place)
+
+
+def override(word: str) -> tuple[str, Any]:
+    """A setting as typed on the command line: `seed=3`, `loss=margin(beta=0.6)`.
+
+    >>> override("seed=3"), override("loss=margin(beta=0.6)")
+    (('seed', 3), ('loss', 'margin(beta=0.6)'))
+    """
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise UnimetricError(f"cannot read `{word}`", "write settings as `key=value`, such as `seed=3`")
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text.strip()  # the shell has taken the quotes of a string
+
+
+def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfig:
+    """Check a dictionary of settings and make a `RunConfig` of it. Errors name `place`."""
+    known = {field.name: field for field in fields(RunConfig)}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise UnimetricError(f"{place}: unknown key `{key}`", closest(key, known))
+        values[key] = _checked(key, value, known[key].default, place)
+    config = RunConfig(**values)
+    for key, kind in PARTS.items():
+        for text in config.metrics if key == "metrics" else [getattr(config, key)]:
+            if text:
+                check_part(kind, text, place, key)
+    return config
+
+
+def check_part(kind: str, text: str, place: str, key: str) -> None:
+    """Read a part's text against its signature; what only a run can offer counts as given."""
+    try:
+        bind(kind, text, num_classes=1, dim=1, features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
+    except UnimetricError as error:
+        raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
+
+
+def _checked(key: str, value: Any, default: Any, place: str) -> Any:
+    assert default is not MISSING
+    kind = type(default)
+    if kind is tuple:
+        value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+        good = isinstance(value, tuple) and all(isinstance(item, str) for item in value) and len(value) > 0
+    elif kind is float:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if good else value
+    else:
+        good = type(value) is kind
+    if not good:
+        raise UnimetricError(f"{place}: `{key}` must be {_WORDS[kind]}, not {value!r}", f"the default is {_toml(default)}")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise UnimetricError(f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(_CHOICES[key]))
+    if key in _LEAST and value < _LEAST[key]:
+        raise UnimetricError(f"{place}: `{key}` must be at least {_LEAST[key]}, not {value}", f"the default is {_toml(default)}")
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list of texts"}

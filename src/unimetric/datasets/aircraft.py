@@ -1,0 +1,39 @@
+"""FGVC-Aircraft: variants of aeroplanes."""
+
+from __future__ import annotations
+
+from unimetric.datasets import columns, locate, need, tabulate
+from unimetric.errors import UnimetricError
+from unimetric.table import Table
+
+LAYOUT = "data/images/ and data/images_variant_train.txt, ..._val.txt and ..._test.txt"
+
+
+def aircraft(*, root: str = "data/fgvc-aircraft-2013b", on_missing: str = "error") -> Table:
+    """Fine-grained visual classification of aircraft (Maji et al., arXiv 1306.5151, 2013).
+
+        by name, the first 50 of 100 variants train (5,000 pictures), the last 50 test (5,000)
+
+    The division is that of PUMA (Kim et al., 2023); the official lists divide every variant in three, and all three are read.
+
+    Args:
+        root: the official folder.
+        on_missing: `error` where a listed picture is absent, or `skip` it.
+    """
+    folder = locate(root, "aircraft", LAYOUT)
+    images = need(folder, "data/images", layout=LAYOUT)
+    rows: list[tuple[str, str]] = []
+    for part in ("train", "val", "test"):
+        rows += [(number, variant) for number, variant in columns(need(folder, f"data/images_variant_{part}.txt", layout=LAYOUT), str, str)]
+    variants = sorted({variant for _, variant in rows})
+    if len(variants) != 100:  # the division counts variants, so one that lacks would move the rest
+        raise UnimetricError(f"the lists in `{folder}/data` have {len(variants)} variants instead of 100", "fetch the official files again")
+    first = set(variants[:50])
+    return tabulate(
+        "aircraft",
+        [f"{images}/{number}.jpg" for number, _ in rows],
+        [variant for _, variant in rows],
+        {variant: variant for variant in variants},
+        [variant in first for _, variant in rows],
+        on_missing=on_missing,
+    )

@@ -1,0 +1,57 @@
+"""Cars196: makes and models of cars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unimetric.datasets import locate, matlab, need, tabulate
+from unimetric.errors import UnimetricError
+from unimetric.table import Table
+
+LAYOUT = (
+    "cars_train/, cars_test/, devkit/cars_meta.mat, devkit/cars_train_annos.mat and cars_test_annos_withlabels.mat"
+    "; or, of the older download, car_ims/ and cars_annos.mat"
+)
+
+
+def cars196(*, root: str = "data/cars196", on_missing: str = "error") -> Table:
+    """3D object representations for fine-grained categorization (Krause et al., 3DRR 2013); division of Oh Song et al. (CVPR 2016).
+
+        classes 1-98 train (8,054 pictures), 99-196 test (8,131)
+
+    Both official downloads are read: pictures in `cars_train/` and `cars_test/` with the devkit, or all in `car_ims/`. The test labels
+    came later, as `cars_test_annos_withlabels.mat`, which may lie beside the devkit or in it. The two name their pictures differently.
+
+    Args:
+        root: the official folder.
+        on_missing: `error` where a listed picture is absent, or `skip` it.
+    """
+    folder = locate(root, "cars196", LAYOUT)
+    if (folder / "car_ims").is_dir():
+        file = need(folder, "cars_annos.mat", "devkit/cars_annos.mat", layout=LAYOUT)
+        (names,) = matlab(file, "class_names")
+        paths, keys = _annotations(file, "relative_im_path", folder)
+    else:
+        need(folder, "cars_train", layout=LAYOUT)
+        (names,) = matlab(need(folder, "devkit/cars_meta.mat", "cars_meta.mat", layout=LAYOUT), "class_names")
+        paths, keys = [], []
+        for part, *places in (
+            ("cars_train", "devkit/cars_train_annos.mat", "cars_train_annos.mat"),
+            ("cars_test", "cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat"),
+        ):
+            found = _annotations(need(folder, *places, layout=LAYOUT), "fname", folder / part)
+            paths += found[0]
+            keys += found[1]
+    class_names = {number: str(name.item()) for number, name in enumerate(names, 1)}
+    return tabulate("cars196", paths, keys, class_names, [key <= 98 for key in keys], on_missing=on_missing)
+
+
+def _annotations(file: Path, name: str, folder: Path) -> tuple[list[str], list[int]]:
+    (rows,) = matlab(file, "annotations")
+    for field in (name, "class"):
+        if field not in (rows.dtype.names or ()):
+            # The devkit's own cars_test_annos.mat is the usual culprit: it has boxes and no classes.
+            raise UnimetricError(
+                f"`{file}` has no `{field}`", "take the official file that has labels; for the test part it ends in `_withlabels.mat`"
+            )
+    return [f"{folder}/{value.item()}" for value in rows[name]], [int(value.item()) for value in rows["class"]]

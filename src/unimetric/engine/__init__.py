@@ -1,0 +1,1 @@
+"""The moving parts: pictures to tensors, the model, the training loop, evaluation, checkpoints."""

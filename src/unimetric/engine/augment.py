@@ -1,0 +1,284 @@
+"""From a recipe to squares: which box of each picture is cropped, and how a whole batch of boxes is resampled at once.
+
+What is drawn for a picture depends on (seed, epoch, view, row) and on nothing else, so a resumed run sees the pictures that the
+unbroken run would have seen, whatever the number of workers or devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torchvision.transforms.v2 import functional as V
+
+from unimetric.transforms import Recipe
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What happens to each picture of a batch; every field is an array of B rows.
+
+    Either the box is cut out of the picture and resized to the square (`crop_first`), or the whole picture is resized to (`height`,
+    `width`) and the square is cut out of that.
+
+    Args:
+        height, width: size of the whole picture before cropping.
+        top, left, box_height, box_width: the box.
+        flip: mirror image.
+        gray: no colour.
+        brightness, contrast, saturation: factors.
+        hue: turn of the colour circle, in turns.
+        crop_first: which of the two, for the whole batch.
+    """
+
+    height: np.ndarray
+    width: np.ndarray
+    top: np.ndarray
+    left: np.ndarray
+    box_height: np.ndarray
+    box_width: np.ndarray
+    flip: np.ndarray
+    gray: np.ndarray
+    brightness: np.ndarray
+    contrast: np.ndarray
+    saturation: np.ndarray
+    hue: np.ndarray
+    crop_first: bool
+
+    def rows(self, part: slice) -> Draws:
+        """The draws of some of the pictures."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Draws(**{key: value if key == "crop_first" else value[part] for key, value in values.items()})
+
+
+def _uniform(count: int, rows: np.ndarray, *keys: int) -> np.ndarray:
+    """(B, count) numbers in [0, 1) from a hash of the keys and each row's number (SplitMix64)."""
+    with np.errstate(over="ignore"):
+        state = np.zeros((), np.uint64)
+        for key in keys:
+            state = _mix(state + np.uint64(key & 0xFFFFFFFFFFFFFFFF))
+        mixed = _mix(state + rows.astype(np.uint64))[:, None] + np.arange(count, dtype=np.uint64)[None]
+        return (_mix(mixed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+_TRIES = 10  # torchvision's number of attempts at a random resized crop
+
+
+def random_draws(recipe: Recipe, sizes: np.ndarray, rows: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> Draws:
+    """Random crops and colours.
+
+    Args:
+        recipe: the transform.
+        sizes: (B, 2) height and width of each picture.
+        rows: (B,) row of each picture in its table.
+        seed, epoch, view: what else the dice depend on.
+    """
+    dice = _uniform(2 * _TRIES + 8, rows, seed, epoch, view)
+    height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
+    if recipe.scale is None:
+        height, width = _resized(height, width, recipe.resize)
+        box_height = box_width = np.full(len(rows), float(recipe.size))
+    else:
+        box_height, box_width = _random_box(recipe, height, width, dice)
+    place = dice[:, 2 * _TRIES :]
+    jitter = 1 + recipe.jitter * (2 * place[:, 4:8] - 1)
+    return Draws(
+        height=height,
+        width=width,
+        top=np.floor(place[:, 0] * (height - box_height + 1)),
+        left=np.floor(place[:, 1] * (width - box_width + 1)),
+        box_height=box_height,
+        box_width=box_width,
+        flip=place[:, 2] < recipe.flip,
+        gray=place[:, 3] < recipe.grayscale,
+        brightness=jitter[:, 0],
+        contrast=jitter[:, 1],
+        saturation=jitter[:, 2],
+        hue=jitter[:, 3] - 1,
+        crop_first=recipe.scale is not None,
+    )
+
+
+def _random_box(recipe: Recipe, height: np.ndarray, width: np.ndarray, dice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """torchvision's RandomResizedCrop: the first of ten attempts that fits, otherwise the largest box of an allowed shape."""
+    low, high = recipe.scale or (1.0, 1.0)
+    area = (height * width)[:, None] * (low + (high - low) * dice[:, :_TRIES])
+    narrow, wide = recipe.ratio
+    ratio = np.exp(np.log(narrow) + (np.log(wide) - np.log(narrow)) * dice[:, _TRIES : 2 * _TRIES])
+    box_width, box_height = np.round(np.sqrt(area * ratio)), np.round(np.sqrt(area / ratio))
+    fits = (box_width >= 1) & (box_height >= 1) & (box_width <= width[:, None]) & (box_height <= height[:, None])
+    first, none = fits.argmax(1)[:, None], ~fits.any(1)
+    shape = width / height
+    return (
+        np.where(none, np.where(shape < narrow, np.round(width / narrow), height), np.take_along_axis(box_height, first, 1)[:, 0]),
+        np.where(none, np.where(shape > wide, np.round(height * wide), width), np.take_along_axis(box_width, first, 1)[:, 0]),
+    )
+
+
+def centre_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
+    """The centre of each picture, after its short side is resized."""
+    height, width = _resized(sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64), recipe.resize)
+    count = len(sizes)
+    side, one, none = np.full(count, float(recipe.size)), np.ones(count), np.zeros(count, bool)
+    return Draws(
+        height=height,
+        width=width,
+        top=np.round((height - side) / 2),
+        left=np.round((width - side) / 2),
+        box_height=side,
+        box_width=side,
+        flip=none,
+        gray=none,
+        brightness=one,
+        contrast=one,
+        saturation=one,
+        hue=np.zeros(count),
+        crop_first=False,
+    )
+
+
+def _resized(height: np.ndarray, width: np.ndarray, short: int) -> tuple[np.ndarray, np.ndarray]:
+    least = np.minimum(height, width)  # torchvision cuts the long side's fraction off
+    return np.floor(height * short / least), np.floor(width * short / least)
+
+
+def crop_one(picture: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
+    """One picture (H, W, 3) uint8 to (3, size, size) uint8, by torchvision: what a loading worker does."""
+    image = torch.from_numpy(picture).permute(2, 0, 1)
+    mode = V.InterpolationMode(recipe.interpolation)
+    box = [int(value[0]) for value in (draws.top, draws.left, draws.box_height, draws.box_width)]
+    if draws.crop_first:
+        return V.resized_crop(image, *box, [recipe.size, recipe.size], mode, antialias=True)
+    image = V.resize(image, [int(draws.height[0]), int(draws.width[0])], mode, antialias=True)
+    return V.crop(image, *box)  # pads with black where the picture is smaller than the square
+
+
+def plan_of(draws: Draws, sizes: np.ndarray) -> Float[np.ndarray, "16 B"]:
+    """The draws as one small table, so that one copy takes them to the device."""
+    return np.stack(
+        [
+            *_axis(draws.top, draws.box_height, draws.height, sizes[:, 0], draws.crop_first),
+            *_axis(draws.left, draws.box_width, draws.width, sizes[:, 1], draws.crop_first),
+            sizes[:, 0],
+            sizes[:, 1],
+            draws.flip,
+            draws.gray,
+            draws.brightness,
+            draws.contrast,
+            draws.saturation,
+            draws.hue,
+        ]
+    ).astype(np.float32)
+
+
+def _axis(start: np.ndarray, length: np.ndarray, whole: np.ndarray, true: np.ndarray, crop_first: bool) -> tuple[np.ndarray, ...]:
+    """Start and length of the box in the picture's own pixels, and the pixels that the filter may touch."""
+    if crop_first:
+        return start, length, start, start + length
+    factor = true / whole
+    return start * factor, length * factor, np.zeros_like(start), true
+
+
+def squares(
+    pixels: Int[Tensor, "P"],
+    offsets: Int[Tensor, "B"],
+    plan: Float[Tensor, "16 B"],
+    mean: Tensor,
+    std: Tensor,
+    recipe: Recipe,
+    canvas: tuple[int, int],
+) -> Float[Tensor, "B 3 S S"]:
+    """A batch of squares out of pictures that lie in memory, antialiased: two batched matrix products with a filter matrix a side.
+
+    Equals Pillow's and torchvision's antialiased resizing up to their rounding to whole numbers. Half precision on a GPU, where its
+    error is a quarter of that rounding.
+
+    Args:
+        pixels: the pixels of all pictures one after another, four bytes each: red, green, blue, unused.
+        offsets: where each picture of the batch begins.
+        plan: see `plan_of`.
+        mean, std: of the pictures that the backbone was trained on.
+        recipe: the transform.
+        canvas: (height, width) that holds the largest picture.
+    """
+    device, count = pixels.device, len(offsets)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    top, tall, top_low, top_high, left, wide, left_low, left_high, height, width, flip = plan[:11]
+    # Only what its box needs is gathered of each picture, from the first row and column on; beyond its edge, the edge again.
+    rows = torch.arange(canvas[0], device=device)[None] + top_low.long()[:, None]
+    columns = torch.arange(canvas[1], device=device)[None] + left_low.long()[:, None]
+    across, down = width.long()[:, None], height.long()[:, None]
+    index = (offsets[:, None] + rows.minimum(down - 1) * across)[:, :, None] + columns.minimum(across - 1)[:, None, :]
+    shifts = torch.tensor([0, 8, 16], dtype=torch.int32, device=device).view(1, 3, 1, 1)
+    pictures = ((pixels[index][:, None] >> shifts) & 255).to(dtype)  # (B, 3, H, W)
+    vertical = _filters(top, tall, top_low, top_high, rows, recipe, torch.zeros_like(flip)).to(dtype)  # (B, S, H)
+    horizontal = _filters(left, wide, left_low, left_high, columns, recipe, flip).to(dtype)  # (B, S, W)
+    narrow = pictures.reshape(count, 3 * canvas[0], canvas[1]) @ horizontal.transpose(1, 2)
+    images = vertical[:, None] @ narrow.view(count, 3, canvas[0], recipe.size)
+    return colour(images.clamp(0, 255), plan, mean, std, recipe)
+
+
+def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tensor, recipe: Recipe, flip: Tensor) -> Float[Tensor, "B S L"]:
+    """Weights of every input position in every output position: a triangle or a cubic, as wide as the reduction asks for."""
+    size = recipe.size
+    scale = length / size
+    steps = torch.arange(size, device=at.device)
+    steps = torch.where(flip[:, None] > 0, size - 1 - steps, steps)
+    centre = start[:, None] + (steps + 0.5) * scale[:, None]
+    x = ((at[:, None, :] + 0.5 - centre[:, :, None]) / scale.clamp_min(1)[:, None, None]).abs()
+    if recipe.interpolation == "bicubic":  # Keys' cubic with a = -1/2, Pillow's
+        weight = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, torch.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0))
+    else:
+        weight = (1 - x).clamp_min(0)
+    weight = weight * ((at >= low[:, None]) & (at < high[:, None]))[:, None, :]
+    # A box that reaches beyond a small picture sees black there, as torchvision's crop pads.
+    total = weight.sum(-1, keepdim=True)
+    return weight / torch.where(total.abs() < 1e-6, 1, total)
+
+
+def colour(
+    images: Float[Tensor, "B 3 S S"], plan: Float[Tensor, "16 B"], mean: Tensor, std: Tensor, recipe: Recipe
+) -> Float[Tensor, "B 3 S S"]:
+    """Jitter, grey and normalise a batch of values from 0 to 255, on its device; float32."""
+    images = images.float() / 255
+    gray, brightness, contrast, saturation, hue = plan[11:, :, None, None, None]
+    if recipe.jitter:
+        images = (images * brightness).clamp(0, 1)
+        images = _blend(images, _gray(images).mean((2, 3), keepdim=True), contrast)
+        images = _blend(images, _gray(images), saturation)
+        images = _turn_hue(images, hue)
+    if recipe.grayscale:
+        images = torch.where(gray > 0, _gray(images), images)
+    images = (images - mean) / std
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images  # as convolutions want them there
+
+
+def _gray(images: Tensor) -> Tensor:
+    return images[:, :1] * 0.2989 + images[:, 1:2] * 0.587 + images[:, 2:] * 0.114
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (factor * images + (1 - factor) * other).clamp(0, 1)
+
+
+def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Turn the colour circle, each picture by its own angle, through HSV; no branch on the data."""
+    red, green, blue = images.unbind(1)
+    high, low = images.amax(1), images.amin(1)
+    chroma = high - low
+    safe = torch.where(chroma > 0, chroma, 1)
+    hue = torch.where(high == red, (green - blue) / safe, torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe))
+    hue = torch.where(chroma > 0, hue / 6, 0) + turns[:, 0]
+    # value - chroma * max(0, min(k, 4 - k, 1)), k = (n + 6 hue) mod 6, n = 5, 3, 1 for red, green, blue
+    k = (hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)).remainder(6)
+    return high[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -1,0 +1,98 @@
+"""Everything that a run needs to go on, in one safetensors file: no code in it, and it is either the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unimetric.errors import UnimetricError
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A name to write to; it takes the place of `path` when all is written, and is gone if anything fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", "free some room, or choose another --out") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Tensors and a JSON note, atomically."""
+    with atomic(path) as temporary:
+        ready = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        try:
+            save_file(ready, temporary, {"notes": json.dumps(notes)})
+        except SafetensorError as error:  # how the library reports a full disk
+            raise OSError(str(error)) from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["notes"])  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UnimetricError(f"{path}: unreadable checkpoint: {error}", "remove the file to begin anew") from None
+
+
+def save(path: Path, *, parts: dict[str, Any], optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
+    """Write a checkpoint.
+
+    Args:
+        path: the file.
+        parts: whatever has a `state_dict()` of tensors: model, objective, sampler.
+        optimizer: its moments go in as tensors, its groups' numbers as a note.
+        progress: where the run stands; plain numbers and texts.
+    """
+    tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
+    state = optimizer.state_dict()
+    numbers: dict[str, dict[str, float]] = {}
+    for index, moments in state["state"].items():
+        for key, value in moments.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{index}/{key}"] = value
+            else:
+                numbers.setdefault(str(index), {})[key] = value
+    tensors["random/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    write_tensors(path, tensors, {"progress": progress, "groups": state["param_groups"], "numbers": numbers})
+
+
+def restore(path: Path, *, parts: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Read a checkpoint back into what `save` was given; returns the progress."""
+    tensors, notes = read_tensors(path)
+    for name, part in parts.items():
+        part.load_state_dict({key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")})
+    moments: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in notes["numbers"].items()}
+    for key, value in tensors.items():
+        if key.startswith("optimizer/"):
+            _, index, name = key.split("/")
+            moments.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": moments, "param_groups": notes["groups"]})
+    torch.set_rng_state(tensors["random/cpu"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"])
+    return notes["progress"]

@@ -1,0 +1,170 @@
+"""Embed pictures and measure the space that they make."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from unimetric.config import RunConfig, from_settings, load
+from unimetric.engine.checkpoint import read_tensors
+from unimetric.engine.model import build_model
+from unimetric.engine.pictures import Look, Progress, open_pictures
+from unimetric.errors import UnimetricError
+from unimetric.metrics import Space, measure
+from unimetric.spec import bind, create
+from unimetric.table import Split, Table
+
+
+def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
+    """Device, precision and strategy as the settings name them."""
+    accelerator, _, devices = config.device.partition(":")
+    cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
+    if accelerator in ("cuda", "gpu") and not cuda:
+        raise UnimetricError(f"`device = {config.device!r}`, but there is no CUDA device", "write `device = 'cpu'` or `device = 'auto'`")
+    precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
+    try:
+        return Fabric(
+            accelerator="cuda" if cuda else ("cpu" if accelerator == "auto" else accelerator),
+            devices=int(devices) if devices else 1,
+            precision=precision,  # type: ignore[arg-type]
+            strategy=config.strategy,
+            loggers=loggers,
+        )
+    except (ValueError, TypeError) as error:
+        raise UnimetricError(f"cannot set up the device: {error}", "check `device`, `precision` and `strategy`") from None
+
+
+def read_table(config: RunConfig) -> tuple[Table, Split]:
+    """The dataset, and which of its rows train and test."""
+    table: Table = create("datasets", config.dataset)
+    part, arguments = bind("splits", config.split, seed=config.seed)
+    return table, part(table, **arguments)
+
+
+@torch.inference_mode()
+def embed(
+    fabric: Fabric, model: Any, pictures: Any, rows: np.ndarray, look: Look, *, batch: int, progress: Progress | None = None
+) -> Float[Tensor, "N D"]:
+    """Raw embeddings of some rows, in their order, float32 on the device; shared out over the ranks."""
+    was_training = model.training
+    model.eval()
+    mine = np.array_split(rows, fabric.world_size)[fabric.global_rank]
+    batch = min(batch, max(1, len(mine)))
+    # Every batch is full, the last one by repetition: one shape, so a compiled model is compiled once.
+    full = np.resize(mine, -(-len(mine) // batch) * batch)
+    requests = ((full[start : start + batch], look) for start in range(0, len(full), batch))
+    parts = []
+    for images in pictures.load(requests):
+        parts.append(model(images)[0].float())
+        if progress is not None:
+            progress(min(len(parts) * batch, len(mine)), len(mine))
+    model.train(was_training)
+    embeddings = torch.cat(parts)[: len(mine)]
+    if fabric.world_size == 1:
+        return embeddings
+    most = -(-len(rows) // fabric.world_size)
+    padded = torch.zeros(most, embeddings.shape[1], device=embeddings.device)
+    padded[: len(embeddings)] = embeddings
+    gathered: Any = fabric.all_gather(padded)
+    lengths = [len(share) for share in np.array_split(rows, fabric.world_size)]
+    return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
+
+
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, geometry: str = "cosine") -> Space:
+    """The embeddings of some rows of a table, with their labels and protocol."""
+    return Space(
+        embeddings.detach(),
+        torch.from_numpy(table.labels[rows]),
+        query=table.query[rows],
+        gallery=table.gallery[rows],
+        source=table.source[rows],
+        geometry=geometry,
+    )
+
+
+def open_run(folder: str | Path) -> tuple[RunConfig, Any]:
+    """A finished or running run's settings, and its model with the weights of its best epoch."""
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
+    config = load(folder / "config.toml")
+    model = build_model(config)
+    tensors, _ = read_tensors(weights)
+    model.load_state_dict(tensors)
+    return config, model
+
+
+def evaluate(
+    run: str | Path | RunConfig,
+    *,
+    metrics: list[str] | tuple[str, ...] = (),
+    part: str = "test",
+    save: str | Path | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> dict[str, float]:
+    """Measure a run on classes that it never saw, or a model without training.
+
+    Args:
+        run: a run folder, or settings, whose model is then taken as it starts.
+        metrics: parts of `metrics/`; default the run's own.
+        part: `test`, `validation` or `train` rows of the split.
+        save: an `.npz` file to keep embeddings and labels in.
+        progress: called with (done, all).
+        overrides: settings that may differ from training, such as `dataset` or `device`.
+    """
+    config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run)
+    config = from_settings(asdict(config) | overrides)
+    fabric = open_fabric(config)
+    table, split = read_table(config)
+    rows: np.ndarray = getattr(split, part)
+    model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
+    pictures = open_pictures(
+        table.take(rows),
+        device=fabric.device,
+        mean=model.mean,
+        std=model.std,
+        residence=config.residence,
+        workers=config.workers,
+    )
+    look = Look(create("transforms", config.transform))
+    everything = np.arange(len(rows))
+    embeddings = embed(fabric, model, pictures, everything, look, batch=config.evaluate_batch, progress=progress)
+    if save is not None:
+        np.savez(save, embeddings=embeddings.cpu().numpy(), labels=table.labels[rows], query=table.query[rows], gallery=table.gallery[rows])
+    return measure(space_of(embeddings, table, rows), list(metrics or config.metrics))
+
+
+def evaluate_file(path: str | Path, *, metrics: list[str] | tuple[str, ...] = ()) -> dict[str, float]:
+    """Measure embeddings made elsewhere.
+
+    Args:
+        path: an `.npz` file with `embeddings` (N, D) and `labels` (N,), and if there is such a protocol `query` and `gallery` (N,) masks.
+        metrics: parts of `metrics/`; default recall@1.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except FileNotFoundError:
+        raise UnimetricError(f"{path}: no such file", "name an .npz file, a run folder or a backbone") from None
+    except (OSError, ValueError) as error:
+        raise UnimetricError(f"{path}: not an .npz file: {error}", "save it with numpy.savez(path, embeddings=..., labels=...)") from None
+    for key, dimensions in (("embeddings", 2), ("labels", 1)):
+        if key not in arrays or arrays[key].ndim != dimensions:
+            raise UnimetricError(f"{path}: needs `{key}` with {dimensions} dimension(s)", f"it holds: {', '.join(arrays) or 'nothing'}")
+    if len(arrays["embeddings"]) != len(arrays["labels"]):
+        raise UnimetricError(f"{path}: {len(arrays['embeddings'])} embeddings but {len(arrays['labels'])} labels", "save one label a row")
+    labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
+    embeddings = torch.from_numpy(arrays["embeddings"]).float()
+    space = Space(embeddings, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"))
+    return measure(space, list(metrics or ("recall(k=1)",)))

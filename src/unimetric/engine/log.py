@@ -1,0 +1,149 @@
+"""What a run leaves in its folder besides weights, and how it listens to signals."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from unimetric.config import RunConfig, load
+from unimetric.engine.checkpoint import write_text
+from unimetric.errors import UnimetricError
+
+
+def refuse_other(config: RunConfig, folder: Path) -> None:
+    """See that a folder is free, or this run's own."""
+    if (folder / "config.toml").exists():
+        other = load(folder / "config.toml")
+        if other.run_id != config.run_id:
+            mine, theirs = asdict(config), asdict(other)
+            key = next(key for key in mine if mine[key] != theirs[key])
+            raise UnimetricError(
+                f"{folder}: holds another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
+
+
+def claim(config: RunConfig, folder: Path) -> None:
+    """Make the run folder, with the settings and what they ran on."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnimetricError(f"{folder}: cannot be made: {error.strerror}", "choose another --out") from None
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "run_id": config.run_id,
+    }
+    write_text(folder / "environment.json", json.dumps(environment, indent=1))
+    write_text(folder / "config.toml", config.dump())
+
+
+def finite(total: float, epoch: int, step: int, folder: Path) -> float:
+    """The sum of losses, which must be a number."""
+    if math.isfinite(total):
+        return total
+    raise UnimetricError(
+        f"{folder}: the loss is not finite any more (epoch {epoch + 1}, by step {step}); the last good checkpoint is kept",
+        "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
+    )
+
+
+def described(line: dict[str, Any], epochs: int) -> str:
+    """A line of the log, for people."""
+    words = [f"epoch {line['epoch']:>3}/{epochs}"]
+    if "loss" in line:
+        words += [f"loss {line['loss']:.4f}", f"{line['pictures_per_second']:,.0f} pictures/s"]
+    words += [f"{key} {value:.4f}" for key, value in line.items() if "/" in key and not key.startswith("term/")]
+    return "  ".join(words)
+
+
+def open_logger(config: RunConfig, folder: Path) -> Any:
+    """Lightning's logger of that name, writing into the run folder."""
+    try:
+        if config.logger == "tensorboard":
+            from lightning.fabric.loggers import TensorBoardLogger
+
+            return TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
+        if config.logger == "csv":
+            from lightning.fabric.loggers import CSVLogger
+
+            return CSVLogger(root_dir=folder, name="csv", version="")
+        if config.logger == "wandb":
+            from lightning.pytorch.loggers import WandbLogger
+
+            return WandbLogger(name=folder.name, save_dir=folder, project="unimetric")
+        if config.logger == "mlflow":
+            from lightning.pytorch.loggers import MLFlowLogger
+
+            return MLFlowLogger(run_name=folder.name, experiment_name="unimetric", save_dir=str(folder / "mlflow"))
+    except ModuleNotFoundError as error:
+        raise UnimetricError(f"`logger = {config.logger!r}`: {error}", f"pip install {config.logger}, or write `logger = 'none'`") from None
+    return None
+
+
+class Log:
+    """`metrics.jsonl`, and the logger beside it. Lines of epochs that are about to be done again are dropped.
+
+    Args:
+        folder: the run folder.
+        fabric: whose loggers get the same numbers.
+        upto: the last epoch whose line stays; -1 drops them all.
+    """
+
+    def __init__(self, folder: Path, fabric: Any, *, upto: int) -> None:
+        self.path, self.fabric = folder / "metrics.jsonl", fabric
+        if fabric.global_rank == 0:
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            write_text(self.path, "".join(f"{line}\n" for line in lines if _epoch(line) <= upto))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Add a line."""
+        if self.fabric.global_rank == 0:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
+
+
+def _epoch(line: str) -> float:
+    try:
+        return json.loads(line)["epoch"]
+    except (ValueError, KeyError):
+        return math.inf  # the line that was being written when the power went
+
+
+class Signals:
+    """While inside, SIGINT and SIGTERM only ask; a second one acts as it always does."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self.before[number] = signal.signal(number, self._ask)
+            except ValueError:  # not the main thread: whoever owns it handles signals
+                break
+        return self
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked = True
+        signal.signal(number, self.before[number])
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,142 @@
+"""Everything that stands on the stage before the first step: pictures, model, objective, optimiser, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from unimetric.config import RunConfig
+from unimetric.engine.display import Display
+from unimetric.engine.evaluate import embed, read_table, space_of
+from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
+from unimetric.engine.pictures import Look, Resident, Streamed, find_bad, open_pictures
+from unimetric.geometry import seed_dice
+from unimetric.metrics import measure
+from unimetric.spec import bind, create
+from unimetric.table import Split, Table
+from unimetric.transforms import Recipe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a training run works with.
+
+    Args:
+        table, split: the pictures, and which rows train and test.
+        labels: (N,) of the training rows, counted from zero.
+        skipped: (path, reason) of pictures that cannot be read and are left out.
+        recipe: the transform.
+        pictures: where squares come from.
+        bare: the model itself, whose weights are saved.
+        model: the same as Fabric and the compiler have wrapped it.
+        objective, optimizer, sampler: as the settings name them.
+        minimise: the objective as the compiler has wrapped it.
+        factor: (epochs gone by) -> what every learning rate is multiplied with.
+        rates: learning rate of each group, before the factor.
+    """
+
+    table: Table
+    split: Split
+    labels: np.ndarray
+    skipped: list[tuple[str, str]]
+    recipe: Recipe
+    pictures: Resident | Streamed
+    bare: Model
+    model: Any
+    objective: nn.Module
+    minimise: Any
+    optimizer: Any
+    sampler: Any
+    factor: Callable[[float], float]
+    rates: list[float]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint keeps, apart from the optimiser."""
+        parts = {"model": self.bare, "objective": self.objective}
+        return parts | ({"sampler": self.sampler} if self.sampler.needs_embeddings else {})
+
+
+def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
+    """Build everything; what does not fit together is refused before the first picture is read."""
+    table, split = read_table(config)
+    labels = np.unique(table.labels[split.train], return_inverse=True)[1]
+    bare = build_model(config)
+    objective = build_objective(config, num_classes=int(labels.max()) + 1, dim=bare.dim, features=bare.channels)
+    seed_dice(objective, config.seed)
+    create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+
+    skipped: list[tuple[str, str]] = []
+    if config.on_bad_picture == "skip" and not all("::" in path for path in table.paths):  # packs were checked when they were made
+        bad = find_bad(table, workers=config.workers, progress=lambda done, total: display.step("checking pictures", done, total))
+        skipped = [(table.paths[row], reason) for row, reason in bad]
+        rows = np.array([row for row, _ in bad], np.int64)
+        kept = [np.setdiff1d(part, rows) for part in (split.train, split.validation, split.test)]
+        split = Split(kept[0], kept[1], kept[2], split.name)
+        labels = np.unique(table.labels[split.train], return_inverse=True)[1]
+    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+
+    if fabric.device.type == "cuda":
+        bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    bare, objective = bare.to(fabric.device), objective.to(fabric.device)
+    optimizer = build_optimizer(config, bare, objective)
+    model, wrapped = fabric.setup(_compiled(bare, config), optimizer)
+    schedule, arguments = bind("schedules", config.schedule)
+    return Stage(
+        table=table,
+        split=split,
+        labels=labels,
+        skipped=skipped,
+        recipe=create("transforms", config.transform),
+        pictures=open_pictures(
+            table,
+            device=fabric.device,
+            mean=bare.mean,
+            std=bare.std,
+            residence=config.residence,
+            workers=config.workers,
+            progress=lambda done, total: display.step("reading pictures", done, total),
+        ),
+        bare=bare,
+        model=model,
+        objective=objective,
+        minimise=_compiled(objective, config),
+        optimizer=wrapped,
+        sampler=sampler,
+        factor=lambda progress: schedule(progress, config.epochs, **arguments),
+        rates=[group["lr"] for group in optimizer.param_groups],
+    )
+
+
+def _compiled(module: nn.Module, config: RunConfig) -> Any:
+    return torch.compile(module, dynamic=False) if config.compile else module
+
+
+def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, display: Display) -> Tensor:
+    """Embeddings of some rows, each seen at its centre."""
+    return embed(
+        fabric,
+        stage.model,
+        stage.pictures,
+        rows,
+        Look(stage.recipe),
+        batch=config.evaluate_batch,
+        progress=lambda done, total: display.step("evaluating", done, total),
+    )
+
+
+def measured(stage: Stage, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
+    """Every metric on the validation classes, if there are any, and on the test classes."""
+    found: dict[str, float] = {}
+    geometry = getattr(getattr(stage.objective, "loss", None), "geometry", "cosine")
+    for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
+        if len(rows):
+            space = space_of(look_at(stage, rows, config, fabric, display), stage.table, rows, geometry=geometry)
+            found |= {f"{part}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
+    return found

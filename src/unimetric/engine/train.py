@@ -1,0 +1,166 @@
+"""The training loop, in sight from top to bottom."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unimetric.config import RunConfig
+from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
+from unimetric.engine.display import Display
+from unimetric.engine.evaluate import open_fabric
+from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, refuse_other
+from unimetric.engine.pictures import Look
+from unimetric.engine.stage import look_at, measured, set_stage
+from unimetric.objectives import Output
+from unimetric.samplers import share
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its checkpoint is written."""
+
+
+def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
+    """Train a model, or go on with one that was interrupted.
+
+    Args:
+        config: what to do; see `unimetric.load`.
+        folder: where the run lives: `config.toml`, `metrics.jsonl`, `checkpoint.safetensors` (to go on from), `model.safetensors` (the
+            best epoch), `environment.json`, and `done` when it is finished.
+        quiet: show nothing.
+
+    Returns:
+        the line of `metrics.jsonl` that belongs to the best epoch.
+    """
+    folder = Path(folder)
+    refuse_other(config, folder)
+    if (folder / "done").exists():
+        return json.loads((folder / "done").read_text())
+    fabric = open_fabric(config, loggers=open_logger(config, folder))
+    fabric.launch()
+    torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static: the fastest algorithm is searched for once
+    chief = fabric.global_rank == 0
+    checkpoint = folder / "checkpoint.safetensors"
+    progress: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "best": None}
+
+    with Display(quiet=quiet or not chief) as display, Signals() as signals:
+        stage = set_stage(config, fabric, display)
+        model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
+        if chief:
+            claim(config, folder)
+            write_text(folder / "skipped.txt", "".join(f"{path}: {reason}\n" for path, reason in stage.skipped))
+        for path, reason in stage.skipped:
+            display.line(f"skipped {path}: {reason}")
+        going_on = checkpoint.exists()
+        if sampler.needs_embeddings:  # a restored memory needs the room, a new one the embeddings
+            room = torch.zeros(len(stage.labels), stage.bare.dim, device=fabric.device)
+            sampler.fill(room if going_on else look_at(stage, stage.split.train, config, fabric, display))
+        if going_on:
+            progress = restore(checkpoint, parts=stage.parts, optimizer=optimizer)
+            display.line(f"going on after epoch {progress['epoch']}, step {progress['step']}")
+        log = Log(folder, fabric, upto=progress["epoch"] if going_on else -1)
+        if not going_on:
+            display.line(
+                f"run {config.run_id}: {len(stage.labels)} pictures of {stage.labels.max() + 1} classes to train on, "
+                f"{len(stage.split.test)} of {len(np.unique(stage.table.labels[stage.split.test]))} others to test on ({fabric.device})"
+            )
+            if config.evaluate_every:
+                log.write(line := {"epoch": 0, **measured(stage, config, fabric, display)})
+                display.line(described(line, config.epochs))
+
+        def keep(epoch: int, step: int, loss: float) -> None:
+            progress.update(epoch=epoch, step=step, loss=loss)
+            if chief:
+                save(checkpoint, parts=stage.parts, optimizer=optimizer, progress=progress)
+            fabric.barrier()
+
+        steps = len(sampler)
+        chosen_on = "validation" if len(stage.split.validation) else "test"
+        learning = [parameter for parameter in stage.bare.backbone.parameters() if parameter.requires_grad]
+        for epoch in range(progress["epoch"], config.epochs):
+            first, sampler.epoch = progress["step"], epoch
+            total = torch.tensor(progress["loss"], device=fabric.device)
+            drawn: dict[int, np.ndarray] = {}  # and not yet trained on: a loader draws ahead
+            model.train()
+            objective.train()
+            for parameter in learning:
+                parameter.requires_grad_(epoch >= config.warmup_epochs)
+
+            def requests(epoch: int = epoch, first: int = first, drawn: dict = drawn) -> Iterator[tuple[np.ndarray, Look]]:
+                for step in range(first, steps):
+                    drawn[step] = sampler.batch(step)
+                    rows = share(drawn[step], fabric.global_rank, fabric.world_size)
+                    yield stage.split.train[rows], Look(stage.recipe, seed=config.seed, epoch=epoch)
+
+            begun, step, terms = time.perf_counter(), first, {}
+            for step, images in enumerate(stage.pictures.load(requests()), first):
+                rows = drawn.pop(step)
+                labels = torch.from_numpy(stage.labels[rows])
+                if fabric.device.type == "cuda":
+                    labels = labels.pin_memory()
+                labels = labels.to(fabric.device, non_blocking=True)
+                for group, rate in zip(optimizer.param_groups, stage.rates, strict=True):
+                    group["lr"] = rate * stage.factor(epoch + step / steps)
+
+                embeddings, tokens = model(images)
+                if fabric.world_size > 1:  # every rank sees the whole batch: the same loss, and the same proxies, everywhere
+                    gathered: Any = fabric.all_gather(embeddings, sync_grads=True)
+                    embeddings = gathered.flatten(0, 1)
+                terms = stage.minimise(Output(embeddings.float(), tokens, images), labels)
+                loss: Tensor = torch.stack(list(terms.values())).sum()
+                optimizer.zero_grad()
+                fabric.backward(loss)
+                if config.clip_norm:
+                    fabric.clip_gradients(model, optimizer, max_norm=config.clip_norm)
+                if config.clip_value:
+                    fabric.clip_gradients(model, optimizer, clip_val=config.clip_value)
+                optimizer.step()
+                if sampler.needs_embeddings:
+                    sampler.refresh(rows, embeddings.detach().float())
+                total += loss.detach()
+
+                if display.due():
+                    mean = finite(total.item(), epoch, step, folder) / (step + 1)
+                    speed = (step + 1 - first) * config.batch_size / (time.perf_counter() - begun)
+                    best = progress["best"]
+                    note = f"loss {mean:.4f}  {speed:,.0f} pictures/s" + (f"  best {best['value']:.4f}" if best else "")
+                    display.step("training", epoch * steps + step + 1, config.epochs * steps, note)
+                if signals.asked and step + 1 < steps:
+                    keep(epoch, step + 1, finite(total.item(), epoch, step, folder))
+                    raise Interrupted(f"saved in epoch {epoch + 1} after step {step + 1}; run the same command to go on")
+
+            mean = finite(total.item(), epoch, step, folder) / steps
+            seconds = time.perf_counter() - begun
+            line = {
+                "epoch": epoch + 1,
+                "loss": mean,
+                **({f"term/{name}": term.item() for name, term in terms.items()} if len(terms) > 1 else {}),
+                "lr": optimizer.param_groups[0]["lr"],
+                "seconds": round(seconds, 3),
+                "pictures_per_second": round((steps - first) * config.batch_size / seconds, 1),
+            }
+            last = epoch + 1 == config.epochs
+            if last or (config.evaluate_every and (epoch + 1) % config.evaluate_every == 0):
+                line |= measured(stage, config, fabric, display)
+                value = next(value for key, value in line.items() if key.startswith(f"{chosen_on}/"))
+                if progress["best"] is None or value > progress["best"]["value"]:
+                    progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on}}
+                    if chief:
+                        write_tensors(folder / "model.safetensors", stage.bare.state_dict(), {"metrics": line})
+            log.write(line)
+            display.line(described(line, config.epochs))
+            progress["step"], progress["loss"] = 0, 0.0
+            if last or (epoch + 1) % config.checkpoint_every == 0 or signals.asked:
+                keep(epoch + 1, 0, 0.0)
+            if signals.asked and not last:
+                raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to go on")
+        if chief:
+            write_text(folder / "done", json.dumps(progress["best"]["line"]))
+        return progress["best"]["line"]

@@ -1,0 +1,1 @@
+"""One file a loss: `loss(embeddings (B, D), labels (B,), memory=None) -> scalar`."""

@@ -1,0 +1,43 @@
+"""Circle loss."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from unimetric.geometry import Memory, Pairs, compare, full, log_sum_exp, masked_mean, mining
+
+
+class Circle(nn.Module):
+    """Circle loss: a unified perspective of pair similarity optimization, eq. 6 (Sun et al., CVPR 2020).
+
+        mean over anchors of  log(1 + sum_n exp(scale w_n (s_an - margin)) sum_p exp(-scale w_p (s_ap - 1 + margin)))
+        w_p = [1 + margin - s_ap]_+,   w_n = [s_an + margin]_+,   both without gradient
+
+    with s the cosine similarity. Anchors without positives or without negatives are skipped. The defaults are the paper's for
+    fine-grained image retrieval; for faces it has margin 0.25 and scale 256, for persons 0.25 and 128.
+
+    Args:
+        margin: radius of the circle; m in the paper.
+        scale: gamma in the paper.
+        miner: which pairs; default `all`.
+    """
+
+    family = "pair"
+    default_miner = "all"
+    reads = (Pairs,)
+
+    def __init__(self, *, margin: float = 0.4, scale: float = 80.0, miner: str | nn.Module | None = None) -> None:
+        super().__init__()
+        self.margin, self.scale = margin, scale
+        self.miner = mining(self, miner)
+
+    def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
+        similarity, pairs = compare(full(embeddings), labels, memory)
+        fixed = similarity.detach()
+        pairs = self.miner(fixed, pairs)
+        pull = (1 + self.margin - fixed).relu() * (1 - self.margin - similarity)  # (B, R)
+        push = (fixed + self.margin).relu() * (similarity - self.margin)
+        both = log_sum_exp(self.scale * pull, pairs.positive) + log_sum_exp(self.scale * push, pairs.negative)  # (B,)
+        return masked_mean(softplus(both), pairs.positive.any(-1) & pairs.negative.any(-1))

@@ -1,0 +1,80 @@
+"""Smooth average precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from unimetric.geometry import Memory, compare, full
+
+#: Numbers in one (B, step, R) block: 64 MiB of float32.
+BLOCK = 2**24
+
+
+class SmoothAP(nn.Module):
+    """Smooth-AP: smoothing the path towards large-scale image retrieval (Brown et al., ECCV 2020).
+
+        1 - mean over anchors of  1/|P| sum_p R(p) / (R(p) + sum_n G(s_an - s_ap)),   R(p) = 1 + sum_{q != p} G(s_aq - s_ap)
+
+    with s the cosine similarity, p and q among the positives P, n among the negatives, and G(x) = 1 / (1 + exp(-x / temperature)) in
+    place of the step that counts who stands before whom.
+
+    Differs from the authors' code, and from pytorch-metric-learning, in that an anchor does not retrieve itself, as in the paper's text,
+    and in that classes may differ in size. Anchors alone in their class are skipped.
+
+    Args:
+        temperature: width of the smoothed step.
+    """
+
+    family = "tuple"
+
+    def __init__(self, *, temperature: float = 0.01) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
+        similarity, pairs = compare(full(embeddings), labels, memory)
+        most = similarity.shape[1]
+        # To read a count makes a GPU wait and breaks a capture, so there every column is tried as the positive. A CPU waits for nothing.
+        if similarity.device.type == "cpu" and not torch.compiler.is_compiling():
+            most = max(1, int(pairs.positive.sum(-1).max()))
+        return _Lost.apply(similarity, pairs.positive, pairs.negative, self.temperature, most)
+
+
+class _Lost(torch.autograd.Function):
+    """1 - AP and its gradient in one pass over (B, step, R) blocks: nothing of that size is kept for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        similarity: Float[Tensor, "B R"],
+        positive: Bool[Tensor, "B R"],
+        negative: Bool[Tensor, "B R"],
+        temperature: float,
+        most: int,
+    ) -> Float[Tensor, ""]:
+        logits = similarity / temperature
+        sides = torch.stack([positive, negative], -1).to(logits)  # (B, R, 2)
+        counted, columns = positive.to(logits).topk(most)  # (B, most): the positives come first
+        size = positive.sum(-1, keepdim=True)
+        weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
+        lost, slope = weight.sum(), torch.zeros_like(logits)
+        step = max(1, BLOCK // logits.numel())
+        for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
+            before = (logits[:, None, :] - logits.gather(1, column)[:, :, None]).sigmoid_()  # (B, step, R)
+            near, far = (before @ sides).unbind(-1)  # (B, step)
+            near = near + 0.5  # 1, less the G(0) of p itself
+            lost = lost - (share * near / (near + far)).sum()
+            pull = torch.stack([-far, near], -1) * (share / (near + far).square())[:, :, None]  # (B, step, 2): d lost / d (near, far)
+            before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
+            slope += ((before.mT @ pull) * sides).sum(-1)
+            slope.scatter_add_(1, column, -((before @ sides) * pull).sum(-1))
+        ctx.save_for_backward(slope / temperature)
+        return lost.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return upstream[0] * ctx.saved_tensors[0], None, None, None, None

@@ -1,0 +1,1 @@
+"""One file an optimiser: `optimizer(groups, *, lr, ...) -> torch.optim.Optimizer`."""

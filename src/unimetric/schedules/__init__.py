@@ -1,0 +1,1 @@
+"""One file a schedule: `schedule(progress, epochs, *, ...) -> factor` on every learning rate; `progress` counts epochs and their parts."""

@@ -1,0 +1,20 @@
+"""The learning rate in steps."""
+
+from __future__ import annotations
+
+
+def step(progress: float, epochs: int, *, every: int = 20, gamma: float = 0.5) -> float:
+    """Step decay, as in the code of PUMA (Kim et al. 2023).
+
+        factor = gamma ^ floor(epoch / every)
+
+    Args:
+        progress: epochs gone by.
+        epochs: epochs in all.
+        every: epochs between steps.
+        gamma: factor of each step.
+
+    >>> step(40.5, 100)
+    0.25
+    """
+    return float(gamma ** (int(progress) // every))

@@ -1,0 +1,15 @@
+"""Reduced augmentation: plain random crops."""
+
+from __future__ import annotations
+
+from unimetric.transforms import Recipe
+
+
+def red(*, size: int = 224, resize: int = 256) -> Recipe:
+    """`red` of Roth et al. 2020, app. B: resize, random crop of fixed size, mirror images.
+
+    Args:
+        size: side of the square.
+        resize: short side of the picture before it is cropped.
+    """
+    return Recipe(size=size, resize=resize, scale=None)

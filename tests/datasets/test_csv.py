@@ -1,0 +1,136 @@
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind, create
+
+
+def read(file, extra=""):
+    return create("datasets", f"csv(file={str(file)!r}{', ' if extra else ''}{extra})")
+
+
+@pytest.fixture
+def plain(tmp_path, plant):
+    """Plain path,label: labels are numbers, of which 10 is the last."""
+    rows = [(f"pictures/{label}_{number}.jpg", label) for label in (10, 2, 1, 3) for number in range(2)]
+    plant(tmp_path, [path for path, _ in rows])
+    (tmp_path / "toys.csv").write_text("path,label\n" + "".join(f"{path},{label}\n" for path, label in rows))
+    return tmp_path / "toys.csv"
+
+
+@pytest.fixture
+def roles(tmp_path, plant):
+    """As open-metric-learning writes it: roles of training pictures are empty, boxes may be there."""
+    text = """label,path,split,is_query,is_gallery,x_1,x_2,y_1,y_2
+        cat,c1.jpg,train,,,0,1,0,1
+        cat,c2.jpg,train,,,0,1,0,1
+        cow,w1.jpg,train,,,0,1,0,1
+        cow,w2.jpg,train,,,0,1,0,1
+        ant,a1.jpg,validation,True,False,0,1,0,1
+        ant,a2.jpg,validation,False,True,0,1,0,1
+        bee,b1.jpg,validation,True,True,0,1,0,1
+        bee,b2.jpg,validation,1,1.0,0,1,0,1
+        elk,e1.jpg,validation,False,True,0,1,0,1
+    """
+    lines = [line.strip() for line in text.strip().splitlines()]
+    plant(tmp_path, [line.split(",")[1] for line in lines[1:]])
+    (tmp_path / "oml.csv").write_text("\n".join(lines))
+    return tmp_path / "oml.csv"
+
+
+def test_plain(plain):
+    table = read(plain)
+    assert table.class_names == ("1", "2", "3", "10")
+    assert [table.class_names[label] for label in table.labels] == ["10", "10", "2", "2", "1", "1", "3", "3"]
+    assert table.train.tolist() == [False, False, True, True, True, True, False, False]
+    assert table.paths[0] == f"{plain.parent}/pictures/10_0.jpg"
+    assert table.source_names == ("toys",) and read(plain, "name='bricks'").source_names == ("bricks",)
+    assert table.query.all() and table.gallery.all()
+
+
+def test_absolute_paths_and_a_byte_order_mark(plain):
+    text = plain.read_text().replace("pictures/", f"{plain.parent}/pictures/")
+    other = plain.parent / "elsewhere" / "list.csv"
+    other.parent.mkdir()
+    other.write_text(text, encoding="utf-8-sig")
+    assert read(other).paths == read(plain).paths
+
+
+def test_columns_of_open_metric_learning(roles):
+    table = read(roles)
+    assert table.class_names == ("ant", "bee", "cat", "cow", "elk")
+    assert table.train.tolist() == [True] * 4 + [False] * 5
+    assert table.query[4:].tolist() == [True, False, True, True, False]
+    assert table.gallery[4:].tolist() == [False, True, True, True, True]
+    assert table.query[:4].all() and table.gallery[:4].all()  # so that some may validate
+    split, arguments = bind("splits", "standard")
+    assert split(table, **arguments).test.tolist() == [4, 5, 6, 7, 8]  # elk is alone and only answers: a distractor
+
+
+def test_train_overrides_the_column(roles):
+    table = read(roles, "train=0.4")
+    assert {table.class_names[label] for label in table.labels[table.train]} == {"ant", "bee"}
+
+
+def test_roles_may_be_absent_or_silent(roles):
+    lines = [line.split(",") for line in roles.read_text().splitlines()][:-1]
+    roles.write_text("\n".join(",".join(line[:3]) for line in lines))
+    assert read(roles).query.all() and read(roles).gallery.all()
+    roles.write_text(
+        "\n".join(",".join([*line[:3], *(["is_query", "is_gallery"] if row == 0 else ["", ""])]) for row, line in enumerate(lines))
+    )
+    assert read(roles).query.all() and read(roles).gallery.all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("path,label", "file,label", "has no column `path`"),
+        ("path,label", "path;label", "has no column `path`"),
+        ("2_0.jpg,2", "2_0.jpg,", "line 4: no label"),
+        ("2_0.jpg,2", "2_0.jpg", "line 4: no label"),
+        ("pictures/2_0.jpg,2", ",2", "line 4: no path"),
+        ("2_0.jpg,2", "2_0.jpg,2,3", "line 4: more values than columns"),
+        ("2_0.jpg", "2_0.txt", "line 4: `pictures/2_0.txt` is no picture"),
+        ("2_0.jpg", "../pictures/2_1.jpg", "line 5: .* stands in line 4 too"),
+        ("2_0.jpg", "lost.jpg", "1 of 8 listed pictures are absent"),
+        ("2_0.jpg,2", "2_0.jpg,4", "2 of 5 classes have one picture only, the first is `4`"),
+    ],
+)
+def test_bad_lines(plain, old, new, message):
+    assert old in plain.read_text()
+    plain.write_text(plain.read_text().replace(old, new, 1))
+    with pytest.raises(UnimetricError, match=message) as caught:
+        read(plain)
+    assert caught.value.hint
+
+
+def test_skipping_goes_on_to_the_classes(plain):
+    (plain.parent / "pictures" / "2_0.jpg").unlink()
+    with pytest.raises(UnimetricError, match="the first is `2`"):
+        read(plain, "on_missing='skip'")
+    assert len(read(plain, "on_missing='skip', on_single='skip'")) == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ("a1.jpg,validation,True", "a1.jpg,validation,yse", "line 6: `is_query` is `yse`", "write True or False"),
+        ("a1.jpg,validation", "a1.jpg,validatoin", "line 6: the split is `validatoin`", "did you mean `validation`?"),
+    ],
+)
+def test_bad_roles(roles, old, new, message, hint):
+    roles.write_text(roles.read_text().replace(old, new))
+    with pytest.raises(UnimetricError, match=message) as caught:
+        read(roles)
+    assert caught.value.hint == hint
+
+
+def test_no_file_no_text_no_lines(tmp_path):
+    with pytest.raises(UnimetricError, match="does not exist"):
+        read(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(UnimetricError, match="cannot read"):
+        read(tmp_path / "bytes.csv")
+    (tmp_path / "empty.csv").write_text("path,label\n")
+    with pytest.raises(UnimetricError, match="no pictures are listed"):
+        read(tmp_path / "empty.csv")

@@ -1,0 +1,107 @@
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind, create
+
+
+def read(root, extra=""):
+    return create("datasets", f"folder(root={str(root)!r}{', ' if extra else ''}{extra})")
+
+
+def trained(table):
+    return sorted({table.class_names[label] for label in table.labels[table.train]})
+
+
+@pytest.fixture
+def shoes(tmp_path, plant):
+    root = tmp_path / "shoes"
+    plant(root, [f"{name}/{number}.png" for name in ("clog", "boot", "mule", "sandal", "pump") for number in (2, 10)])
+    return root
+
+
+def test_first_half_of_the_sorted_classes_trains(shoes, plant):
+    plant(shoes, ["overview.jpg"])  # lies in no class
+    (shoes / "boot" / "notes.txt").write_text("no picture")
+    table = read(shoes)
+    assert table.class_names == ("boot", "clog", "mule", "pump", "sandal")
+    assert table.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert trained(table) == ["boot", "clog", "mule"]
+    assert table.paths[0] == f"{shoes}/boot/10.png"
+    assert table.source_names == ("shoes",)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 1), (0.21, 2), (0.6, 3), (1.0, 5)])
+def test_share_of_the_classes(shoes, share, count):
+    assert len(trained(read(shoes, f"train={share}"))) == count
+
+
+def test_share_outside_of_one(shoes):
+    with pytest.raises(UnimetricError, match=r"`train` is 1.5"):
+        read(shoes, "train=1.5")
+
+
+def test_classes_from_a_file(shoes):
+    (shoes / "seen.txt").write_text("sandal\nboot\n")
+    assert trained(read(shoes, "train='seen.txt'")) == ["boot", "sandal"]
+    (shoes / "seen.txt").write_text("sandel\n")
+    with pytest.raises(UnimetricError, match="names the class `sandel`") as caught:
+        read(shoes, "train='seen.txt'")
+    assert caught.value.hint == "did you mean `sandal`?"
+
+
+def test_parts_are_what_they_are_called(tmp_path, plant, caplog):
+    plant(tmp_path, [f"train/{name}/{number}.jpg" for name in ("x", "z") for number in range(2)])
+    plant(tmp_path, [f"test/{name}/{number}.jpg" for name in ("w", "y") for number in range(2)])
+    table = read(tmp_path)
+    assert table.class_names == ("w", "x", "y", "z") and trained(table) == ["x", "z"]
+    assert trained(read(tmp_path, "train=0.5")) == ["w", "x"]  # of both parts together
+    plant(tmp_path, ["val/v/1.jpg", "val/v/2.jpg"])
+    assert read(tmp_path).class_names == ("w", "x", "y", "z") and "val` is left out" in caplog.text
+    assert read(tmp_path, "train=0.5").class_names == ("v", "w", "x", "y", "z")
+
+
+def test_validation_part_tests_where_there_is_no_test_part(tmp_path, plant):
+    plant(tmp_path, [f"{part}/{name}/{n}.jpg" for part, names in (("train", "ab"), ("val", "cd")) for name in names for n in range(2)])
+    assert trained(read(tmp_path)) == ["a", "b"]
+
+
+def test_training_part_alone(tmp_path, plant):
+    plant(tmp_path, ["train/a/1.jpg", "train/b/1.jpg"])
+    with pytest.raises(UnimetricError, match="no part `test`"):
+        read(tmp_path)
+
+
+def test_same_classes_in_both_parts_are_refused_by_the_split(tmp_path, plant):
+    plant(tmp_path, [f"{part}/{name}/{part}{number}.jpg" for part in ("train", "test") for name in "abcd" for number in range(2)])
+    split, arguments = bind("splits", "standard")
+    with pytest.raises(UnimetricError, match="4 of 4 classes are in training and in test, the first is `a`") as caught:
+        split(read(tmp_path), **arguments)
+    assert "train=0.5" in caught.value.hint
+    assert len(split(read(tmp_path, "train=0.5"), **arguments).train) == 8
+
+
+def test_a_class_may_be_called_train(tmp_path, plant):
+    plant(tmp_path, [f"{name}/{number}.jpg" for name in ("train", "tram", "bus") for number in range(2)])
+    assert read(tmp_path).class_names == ("bus", "train", "tram")
+
+
+def test_class_of_one_picture(shoes, caplog):
+    (shoes / "clog" / "2.png").unlink()
+    with pytest.raises(UnimetricError, match="shoes: 1 of 5 classes have one picture only, the first is `clog`") as caught:
+        read(shoes)
+    assert "on_single='skip'" in caught.value.hint
+    table = read(shoes, "on_single='skip'")
+    assert len(table) == 8 and "the first is `clog`; they are left out" in caplog.text
+
+
+def test_folders_too_deep_and_empty(tmp_path, plant):
+    with pytest.raises(UnimetricError, match="has no pictures in sub-folders"):
+        read(tmp_path)
+    plant(tmp_path, ["birds/owl/1.jpg"])
+    with pytest.raises(UnimetricError, match=r"birds/owl/1.jpg` lies too deep"):
+        read(tmp_path)
+
+
+def test_root_is_needed():
+    with pytest.raises(UnimetricError, match="needs `root`"):
+        create("datasets", "folder")

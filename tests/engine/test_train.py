@@ -1,0 +1,213 @@
+"""Runs: that they learn, that they go on, that they stop well."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from unimetric.config import RunConfig, from_settings
+from unimetric.engine.evaluate import evaluate
+from unimetric.engine.train import train
+from unimetric.errors import UnimetricError
+
+
+def changed(config: RunConfig, **settings: object) -> RunConfig:
+    return from_settings(asdict(config) | settings)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoint.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    first, second = tensors(a), tensors(b)
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def command(config: RunConfig, folder: Path) -> subprocess.Popen:
+    settings = folder.with_suffix(".toml")
+    settings.write_text(config.dump())
+    return subprocess.Popen(
+        [sys.executable, "-m", "unimetric.cli", "train", str(settings), "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path) -> None:
+    best = train(config, tmp_path / "run", quiet=True)
+    folder = tmp_path / "run"
+    assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "environment.json", "done"} <= {
+        file.name for file in folder.iterdir()
+    }
+    assert [line["epoch"] for line in lines(folder)] == [0, 1, 2, 3]
+    assert best["test/recall(k=1)"] == max(line["test/recall(k=1)"] for line in lines(folder)[1:])
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+    assert train(config, folder, quiet=True) == best  # a finished run is not done again
+    measured = evaluate(folder)
+    assert measured["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
+
+
+def test_the_same_settings_give_the_same_weights(config: RunConfig, tmp_path: Path) -> None:
+    train(config, tmp_path / "a", quiet=True)
+    train(config, tmp_path / "b", quiet=True)
+    assert same(tmp_path / "a", tmp_path / "b")
+    train(changed(config, seed=1), tmp_path / "c", quiet=True)
+    assert not same(tmp_path / "a", tmp_path / "c")
+
+
+KILLED = """
+import os, signal, sys
+from unimetric.config import load
+from unimetric.engine.train import train
+from unimetric.spec import find, parse
+
+config, folder, epoch, step = load(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+sampler = find("samplers", parse(config.sampler).name)
+draw = sampler.batch
+
+def batch(self, number):
+    if (self.epoch, number) == (epoch, step):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draw(self, number)
+
+sampler.batch = batch
+train(config, folder, quiet=True)
+"""
+
+
+@pytest.mark.parametrize("sampler", ["samples_per_class(n=2)", "distance_matching(big_batch=24, candidates=3)"])
+def test_a_run_killed_at_a_random_step_ends_as_the_unbroken_one(config: RunConfig, tmp_path: Path, sampler: str) -> None:
+    config = changed(config, epochs=6, checkpoint_every=2, sampler=sampler)
+    train(config, tmp_path / "unbroken", quiet=True)
+    (tmp_path / "settings.toml").write_text(config.dump())
+    epoch, step = random.randrange(6), random.randrange(5)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "settings.toml"), str(tmp_path / "broken"), str(epoch), str(step)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert not (tmp_path / "broken" / "done").exists()
+    train(config, tmp_path / "broken", quiet=True)
+    assert same(tmp_path / "unbroken", tmp_path / "broken"), f"killed in epoch {epoch} at step {step}"
+    drop = ("seconds", "pictures_per_second")
+    assert [{k: v for k, v in line.items() if k not in drop} for line in lines(tmp_path / "unbroken")] == [
+        {k: v for k, v in line.items() if k not in drop} for line in lines(tmp_path / "broken")
+    ]
+
+
+def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(config: RunConfig, tmp_path: Path, monkeypatch) -> None:
+    """The moment is chosen by the test, so that it lies inside an epoch for certain."""
+    from unimetric.engine.train import Interrupted
+    from unimetric.samplers.samples_per_class import SamplesPerClass
+
+    train(config, tmp_path / "unbroken", quiet=True)
+    original = SamplesPerClass.batch
+
+    def ask(self, step: int) -> np.ndarray:
+        if self.epoch == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, step)
+
+    monkeypatch.setattr(SamplesPerClass, "batch", ask)
+    with pytest.raises(Interrupted, match="epoch 2 after step 3"):
+        train(config, tmp_path / "broken", quiet=True)
+    monkeypatch.undo()
+    train(config, tmp_path / "broken", quiet=True)
+    assert same(tmp_path / "unbroken", tmp_path / "broken")
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(config: RunConfig, tmp_path: Path) -> None:
+    """A schedule from outside that raises the rate to infinity in the second epoch."""
+    (tmp_path / "runaway.py").write_text("def runaway(progress, epochs):\n    return 1.0 if progress < 1 else 1e38\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(UnimetricError, match="not finite"):
+            train(changed(config, schedule="runaway.runaway", loss="n_pair"), tmp_path / "run", quiet=True)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert all(torch.isfinite(value).all() for value in tensors(tmp_path / "run").values() if value.is_floating_point())
+    assert not (tmp_path / "run" / "done").exists()
+
+
+def test_files_and_packs_show_the_same_pictures(letters: Path, config: RunConfig, tmp_path: Path) -> None:
+    train(changed(config, epochs=1), tmp_path / "memory", quiet=True)
+    train(changed(config, epochs=1, residence="stream", workers=1), tmp_path / "stream", quiet=True)
+    a, b = lines(tmp_path / "memory"), lines(tmp_path / "stream")
+    assert a[0]["test/recall(k=1)"] == pytest.approx(b[0]["test/recall(k=1)"], abs=0.05)
+    assert a[1]["loss"] == pytest.approx(b[1]["loss"], rel=0.05)  # bytes are rounded in the workers
+
+
+def test_settings_of_another_run_are_refused(config: RunConfig, tmp_path: Path) -> None:
+    train(changed(config, epochs=1), tmp_path / "run", quiet=True)
+    with pytest.raises(UnimetricError, match="holds another run"):
+        train(changed(config, epochs=1, seed=5), tmp_path / "run", quiet=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(UnimetricError, match="not a run folder"):
+        train(config, tmp_path / "other", quiet=True)
+
+
+def test_validation_classes_choose_the_epoch(config: RunConfig, tmp_path: Path) -> None:
+    best = train(changed(config, split="standard(validation=0.34)"), tmp_path / "run", quiet=True)
+    assert best["chosen_on"] == "validation"
+    assert best["validation/recall(k=1)"] == max(line["validation/recall(k=1)"] for line in lines(tmp_path / "run")[1:])
+
+
+def test_groups_learn_at_their_own_rate(config: RunConfig) -> None:
+    from unimetric.engine.model import build_model, build_objective, build_optimizer
+
+    config = changed(config, head_lr_scale=10.0, loss="arcface(lr=0.5)", miner="")
+    model = build_model(config)
+    objective = build_objective(config, num_classes=6, dim=8, features=16)
+    groups = {group["name"]: group for group in build_optimizer(config, model, objective).param_groups}
+    assert groups["backbone"]["lr"] == pytest.approx(1e-3)
+    assert groups["head"]["lr"] == pytest.approx(1e-2)
+    assert groups["loss"]["lr"] == 0.5
+    assert groups["loss"]["weight_decay"] == 0
+    assert groups["backbone"]["weight_decay"] == 4e-4
+
+
+def test_warm_up_leaves_the_backbone_alone(config: RunConfig, tmp_path: Path) -> None:
+    train(changed(config, epochs=1), tmp_path / "free", quiet=True)
+    train(changed(config, epochs=1, warmup_epochs=1), tmp_path / "warm", quiet=True)
+    from unimetric.engine.model import build_model
+
+    start = build_model(config).state_dict()["backbone.layers.0.weight"]
+    assert torch.equal(tensors(tmp_path / "warm")["model/backbone.layers.0.weight"], start)
+    assert not torch.equal(tensors(tmp_path / "free")["model/backbone.layers.0.weight"], start)
+
+
+@pytest.mark.parametrize("loss", ["margin", "arcface"])
+def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path, loss: str) -> None:
+    """Gathered embeddings, equal dice and shares of one batch: the same weights up to the order of a sum."""
+    # BatchNorm sees half of the batch on each rank, so a network without it.
+    config = changed(config, epochs=1, backbone="timm(name='test_vit', image_size=32)", loss=loss, evaluate_every=0)
+    config = changed(config, optimizer="sgd(lr=0.1)")  # Adam would turn the last digit of a tiny gradient into a whole step
+    train(config, tmp_path / "one", quiet=True)
+    process = command(changed(config, device="cpu:2", strategy="ddp"), tmp_path / "two")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    for key in one:
+        if key.startswith(("model/", "objective/")):
+            torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,127 @@
+import inspect
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind, find, names
+from unimetric.table import Table
+
+
+def table(counts=(3, 1, 2, 4, 5, 2, 3, 2), train=5):
+    """Eight classes of some pictures each, of which the first five train; rows in no order."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    paths = tuple(f"{row}.jpg" for row in range(len(labels)))
+    return Table(paths, labels, tuple("abcdefgh"[: len(counts)]), labels < train, source_names=("toy",))
+
+
+def divide(data, text="standard"):
+    part, arguments = bind("splits", text)
+    return part(data, **arguments)
+
+
+def classes(data, rows):
+    return set(data.labels[rows].tolist())
+
+
+@pytest.mark.parametrize("name", ["standard"])
+def test_contract(name):
+    assert name in names("splits")
+    part = find("splits", name)
+    documentation = inspect.getdoc(part)
+    parameters = list(inspect.signature(part).parameters.values())
+    assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["table"]
+    for parameter in parameters:
+        assert re.search(rf"^\s+{parameter.name}: \S", documentation.split("Args:")[1], re.MULTILINE), parameter.name
+    assert re.search(r"\(.*(19|20)\d\d\)", documentation), "cites its source"
+
+
+def test_training_and_test_rows():
+    data = table()
+    split = divide(data)
+    assert split.train.tolist() == np.flatnonzero(data.train).tolist()
+    assert split.test.tolist() == np.flatnonzero(~data.train).tolist()
+    assert len(split.validation) == 0 and split.name == "standard"
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 2), (0.4, 2), (0.6, 3)])
+def test_validation_takes_whole_classes_out_of_training(share, count):
+    data = table()
+    split = divide(data, f"standard(validation={share})")
+    assert len(classes(data, split.validation)) == count
+    assert not classes(data, split.validation) & classes(data, split.train)
+    assert 1 not in classes(data, split.validation)  # it has one picture: nothing could be found
+    assert sorted([*split.train, *split.validation]) == np.flatnonzero(data.train).tolist()
+    assert split.test.tolist() == divide(data).test.tolist()
+
+
+def test_seed_decides():
+    data = table((2,) * 8, train=6)
+    drawn = {tuple(sorted(classes(data, divide(data, f"standard(validation=0.4, seed={seed})").validation))) for seed in range(30)}
+    assert len(drawn) > 5
+    again = [divide(data, "standard(validation=0.4, seed=3)").validation.tolist() for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_run_offers_its_seed():
+    assert bind("splits", "standard(validation=0.2)", seed=7)[1] == {"validation": 0.2, "seed": 7}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, 1.5])
+def test_share_outside_of_one(share):
+    with pytest.raises(UnimetricError, match="`validation` is"):
+        divide(table(), f"standard(validation={share})")
+
+
+def test_too_many_validation_classes():
+    with pytest.raises(UnimetricError, match=r"toy: 4 validation classes are too many, of 5 training classes \(4 of them"):
+        divide(table(), "standard(validation=0.8)")
+    with pytest.raises(UnimetricError, match="3 validation classes are too many"):
+        divide(table((1, 1, 1, 2, 2, 2, 2, 2)), "standard(validation=0.6)")
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [(0, r"training classes \(0\)"), (1, r"training classes \(1\)"), (8, r"test classes \(0\)"), (7, r"test classes \(1\)")],
+)
+def test_parts_that_are_too_small(train, message):
+    with pytest.raises(UnimetricError, match=f"toy: too few {message}") as caught:
+        divide(table((2,) * 8, train=train))
+    assert "train=0.5" in caught.value.hint
+
+
+def test_class_in_both_parts():
+    data = table()
+    mixed = data.train.copy()
+    mixed[np.flatnonzero(data.labels == 4)[0]] = False
+    with pytest.raises(UnimetricError, match="1 of 8 classes are in training and in test, the first is `e`"):
+        divide(replace(data, train=mixed))
+
+
+def test_lone_test_class():
+    with pytest.raises(
+        UnimetricError, match="toy: 1 of 5 test pictures ask for a class that no other gallery picture has, the first for `g`"
+    ):
+        divide(table((2, 2, 2, 2, 2, 2, 1, 2)))
+
+
+def test_query_needs_another_picture_in_the_gallery():
+    data = table((2,) * 8)
+    first = np.array([data.labels[:row].tolist().count(label) == 0 for row, label in enumerate(data.labels)])
+    assert len(divide(replace(data, query=first, gallery=~first)).test) == 6
+    # Both of class f ask and one of them answers: that one would have to find itself.
+    query = first | (data.labels == 5)
+    with pytest.raises(UnimetricError, match=r"1 of 6 test pictures ask .* the first for `f`"):
+        divide(replace(data, query=query, gallery=~first))
+    # A class that only answers may be alone.
+    lone = table((2, 2, 2, 2, 2, 2, 1, 2))
+    assert len(divide(replace(lone, query=lone.labels != 6)).test) == 5
+
+
+@pytest.mark.parametrize("role", ["query", "gallery"])
+def test_nobody_asks_or_answers(role):
+    data = table((2,) * 8)
+    with pytest.raises(UnimetricError, match=f"no test picture is a {role}"):
+        divide(replace(data, **{role: data.train}))
