@@ -197,8 +197,8 @@ def test_mistakes_say_what_is_wrong(kind, text, words):
 
 
 def test_a_miner_that_does_not_fit_is_refused():
-    with pytest.raises(UnimetricError, match="reads Pairs"):
-        create("losses", "multi_similarity", miner="pytorch_metric_learning.miners.BatchHardMiner")
+    with pytest.raises(UnimetricError, match="reads Triplets"):
+        create("losses", "quadruplet", miner="pytorch_metric_learning.miners.MultiSimilarityMiner")
 
 
 def test_other_packages_pass_untouched():

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from unimetric.spec import find, names, signature
+from unimetric.spec import find, kinds, names, signature
 
 _MORE = {"losses": ("family", "miner", "classes"), "miners": ("gives",)}
 
@@ -44,3 +44,28 @@ def source(part: Any) -> str:
     text = " ".join((inspect.getdoc(part) or "").split("\n\n")[0].split())
     cited = re.match(r".*?\(.*?\d{4}\)|.*?et al\. \d{4}", text)
     return cited[0] if cited else re.split(r"[.:] ", text)[0].removesuffix(".")
+
+
+_PAGES = ("losses", "miners", "objectives", "samplers", "metrics", "heads", "backbones", "transforms", "datasets", "splits")
+
+
+def papers() -> str:
+    """The page `docs/papers.md`: every part with its citation, equation, defaults, and where it differs from the paper."""
+    lines = ["# The parts and their papers", "", "Made from the docstrings by `make docs`; edit those.", ""]
+    for kind in (*_PAGES, *sorted(set(kinds()) - set(_PAGES))):
+        lines += [f"## {kind}", ""]
+        for name in names(kind):
+            part = find(kind, name)
+            taken = [text for key, parameter in signature(part).parameters.items() if (text := _argument(key, parameter))]
+            lines += [f"### `{name}`", "", "```text", f"{name}({', '.join(taken)})", "", inspect.getdoc(part) or "", "```", ""]
+    return "\n".join(lines)
+
+
+def _argument(key: str, parameter: inspect.Parameter) -> str:
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        return ""
+    return key if parameter.default is parameter.empty else f"{key}={parameter.default!r}"
+
+
+if __name__ == "__main__":
+    print(papers(), end="")

@@ -73,16 +73,17 @@ class Triplets:
 
 
 def unit(x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
-    """x / |x|. A zero vector stays zero, with a finite gradient."""
-    return x * x.square().sum(-1, keepdim=True).clamp_min(1e-12).rsqrt()
+    """x / |x|. A zero vector stays zero, with zero gradient: 1 / |x| would blow up a half-precision number."""
+    square = x.square().sum(-1, keepdim=True)
+    return x * torch.where(square > 1e-12, square, math.inf).rsqrt()
 
 
 def match(labels: Int[Tensor, "B"], memory: Memory | None = None, *, dim: int) -> Pairs:
     """Every positive and every negative pair of a batch, or of a batch and a memory."""
     if memory is None:
-        own = torch.arange(len(labels), device=labels.device)
         same = labels[:, None] == labels[None, :]
-        return Pairs(same & (own[:, None] != own[None, :]), ~same, own, dim)
+        negative = ~same
+        return Pairs(same.fill_diagonal_(False), negative, torch.arange(len(labels), device=labels.device), dim)
     same = labels[:, None] == memory.labels[None, :]
     columns = torch.arange(len(memory.labels), device=labels.device)
     other = memory.own[:, None] != columns[None, :]
@@ -92,13 +93,13 @@ def match(labels: Int[Tensor, "B"], memory: Memory | None = None, *, dim: int) -
 def compare(embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> tuple[Float[Tensor, "B R"], Pairs]:
     """Cosine similarity of every anchor to every reference, and which pairs match."""
     anchors = unit(embeddings)
-    references = anchors if memory is None else unit(memory.embeddings)
-    return anchors @ references.T, match(labels, memory, dim=embeddings.shape[-1])
+    similarity = gram(anchors) if memory is None else anchors @ unit(memory.embeddings).T
+    return similarity, match(labels, memory, dim=embeddings.shape[-1])
 
 
 def euclidean(similarity: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """|a - b| of unit vectors from their cosine: sqrt(2 - 2 s). The epsilon keeps the gradient finite where a = b."""
-    return (2 - 2 * similarity).clamp_min(0).add(epsilon).sqrt()
+    return torch.rsub(similarity, 2 + epsilon, alpha=2).clamp_min(epsilon).sqrt()
 
 
 def distances(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, epsilon: float = 1e-8) -> Float[Tensor, "B R"]:
@@ -123,10 +124,8 @@ def masked_sum(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float
 def log_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
     """log sum exp over each row's entries that count; a very low number, without gradient, where none does."""
     low = torch.finfo(values.dtype).min / 4
-    any_ = mask.any(-1)
-    # A row without entries is computed on zeros and then replaced: -inf - -inf would make its gradient NaN.
-    filled = torch.where(mask | ~any_[:, None], torch.where(mask, values, 0), low)
-    return torch.where(any_, filled.logsumexp(-1), low)
+    # Low, not -inf: in a row without entries -inf - -inf would make the gradient NaN.
+    return torch.where(mask, values, low).logsumexp(-1)
 
 
 def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
@@ -171,9 +170,10 @@ class Dice(nn.Module):
     def forward(self, count: int) -> Float[Tensor, "count"]:
         """`count` numbers in [0, 1)."""
         rows = torch.arange(count, device=self.state.device, dtype=torch.int64)
-        numbers = uniform(self.state[0], self.state[1], rows)
+        # One key for all rows, odd factors apart, so that only the rows have to be mixed.
+        key = self.state[0] * 0x9E3779B1 + self.state[1] * 0x85EBCA6B
         self.state[1] += 1
-        return numbers
+        return uniform(rows * 0xC2B2AE35 + (key & _MASK))
 
 
 _MASK = 0xFFFFFFFF
@@ -213,7 +213,7 @@ def draw(weights: Float[Tensor, "B R"] | Bool[Tensor, "B R"], numbers: Float[Ten
     last = total[:, -1:]
     # The number may round up to the total itself: the first column that reaches the total is the last one with weight.
     target = torch.minimum(numbers[:, None].to(total.dtype) * last, last * (1 - torch.finfo(total.dtype).eps))
-    return (total <= target).sum(-1).clamp_max(weights.shape[1] - 1), last[:, 0] > 0
+    return torch.searchsorted(total, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1), last[:, 0] > 0
 
 
 # --- miners and the losses that use them -----------------------------------------------------------------------------
@@ -376,3 +376,31 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return (upstream[0] + upstream[0].T).to(x) @ x  # under autocast the products came out in half precision
+
+
+def triplet_cosines(
+    miner: Any, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None
+) -> tuple[Triplets, Float[Tensor, "T"], Float[Tensor, "T"]]:
+    """What a miner of triplets finds, and the cosine similarities of anchor and positive, and of anchor and negative.
+
+    The miner sees the whole matrix without gradient. The few that it chose are made again from their vectors, so that no B x R matrix
+    goes through the backward pass. An anchor that is its own positive is exactly 1 like itself, without gradient.
+    """
+    anchors = unit(full(embeddings))
+    references = anchors if memory is None else unit(full(memory.embeddings))
+    pairs = match(labels, memory, dim=anchors.shape[-1])
+    mined = miner(anchors.detach() @ references.detach().T, pairs)
+    rows = anchors.index_select(0, mined.anchor)
+    near = (rows * references.index_select(0, mined.positive)).sum(-1)
+    far = (rows * references.index_select(0, mined.negative)).sum(-1)
+    return mined, torch.where(mined.positive == pairs.own[mined.anchor], 1, near), far
+
+
+def as_pairs(mined: Triplets, pairs: Pairs) -> Pairs:
+    """The pairs that triplets are made of, each once; an anchor that is its own positive makes none."""
+
+    def mask(columns: Int[Tensor, "T"]) -> Bool[Tensor, "B R"]:
+        seen = torch.zeros_like(pairs.positive, dtype=torch.int32)
+        return seen.index_put((mined.anchor, columns), mined.valid.to(torch.int32), accumulate=True) > 0
+
+    return Pairs(mask(mined.positive) & pairs.positive, mask(mined.negative), pairs.own, pairs.dim)

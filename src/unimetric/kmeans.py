@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.nearest import exactly
+from unimetric.nearest import best, exactly
 
 SEEDINGS = ("random", "plusplus")
 
@@ -69,12 +69,13 @@ def assign(points: Float[Tensor, "N D"], centres: Float[Tensor, "K D"], *, memor
     half = centres.square().sum(1) / 2
     rows = max(1, min(len(points), memory // (2 * points.element_size() * len(centres))))
     room = points.new_empty(rows, len(centres))
-    cluster, score = torch.empty(len(points), dtype=torch.int64, device=points.device), points.new_empty(len(points))
+    found = []
     for start in range(0, len(points), rows):
         some = points[start : start + rows]
         with exactly(points.device):
             product = torch.mm(some, centres.T, out=room[: len(some)]).sub_(half)
-        torch.max(product, 1, out=(score[start : start + rows], cluster[start : start + rows]))
+        found.append(best(product, 1))
+    score, cluster = (torch.cat(parts)[:, 0] for parts in zip(*found, strict=True))
     return cluster, score
 
 

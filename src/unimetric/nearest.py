@@ -18,6 +18,8 @@ from torch import Tensor
 
 #: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
 _ROWS, _COLUMNS = 128, 256
+#: How many columns share a peak in a square block, and how many rows the largest block has: it should fit a processor's cache.
+_PEAK, _SIDE = 16, 4096
 
 
 def nearest(
@@ -35,6 +37,10 @@ def nearest(
         own: the column that a row must not find, since it is the row itself; -1 for none.
         memory: bytes for the scores and everything made of them.
     """
+    worth = asking is answering and asking.device.type == "cpu" and k <= 64 and len(asking) >= 2 * _SIDE and 64 * k * len(asking) <= memory
+    if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
+        yield from mutual(asking, k, side=min(_SIDE, int((memory / 64) ** 0.5) // _PEAK * _PEAK))
+        return
     rows, columns = _chunk(len(asking), len(answering), k, asking.element_size(), memory)
     scores = asking.new_empty(rows * columns)
     for top in range(0, len(asking), rows):
@@ -47,14 +53,71 @@ def nearest(
                 torch.mm(some, others.T, out=score)
             if own is not None:
                 _forbid(score, own[top : top + rows] - left)
-            value, place = best(score, min(k, len(others)))
-            if left == 0:
-                values, places = value, place
-            else:  # what is held comes from lower columns, and a stable sort leaves it before its equals
-                order = torch.cat([values, value], 1).sort(dim=1, descending=True, stable=True)
-                values = order.values[:, :k]
-                places = torch.cat([places, place + left], 1).gather(1, order.indices[:, :k])
+            found = best(score, min(k, len(others)))
+            values, places = found if left == 0 else _merge((values, places), found, left, k)
         yield top, values, places.masked_fill_(values == -torch.inf, -1)
+
+
+def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
+    """The same where every point asks every other one, at half the products: a score serves the row and the column that it stands in.
+
+    Blocks come in an order in which every point meets the others by rising number, as ties ask for. For few neighbours and on a CPU,
+    where products are what takes the time.
+
+    Args:
+        points: all of them.
+        k: how many neighbours; less than there are points.
+        side: how many rows and columns of scores at a time, a multiple of 16.
+    """
+    count = len(points)
+    points = torch.nn.functional.pad(points, (0, 0, 0, -count % _PEAK))  # with points that nobody finds, for whole peaks
+    values, places = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.int64)
+    held = list(zip(values.split(side), places.split(side), strict=True))
+    scores = points.new_empty(side * side)
+    for row, some in enumerate(points.split(side)):
+        for column, others in enumerate(points[row * side :].split(side), row):
+            score = scores[: len(some) * len(others)].view(len(some), len(others))
+            with exactly(points.device):
+                torch.mm(some, others.T, out=score)
+            score[:, count - column * side :] = -torch.inf
+            if row == column:
+                score.fill_diagonal_(-torch.inf)
+            else:
+                held[column] = _merge(held[column], _newcomers(score.T, held[column][0], k), row * side, k)
+            held[row] = _merge(held[row], _newcomers(score, held[row][0], k), column * side, k)
+        value, place = (part[: count - row * side] for part in held[row])
+        held[row] = (value[:0], place[:0])
+        yield row * side, value, place.masked_fill_(value == -torch.inf, -1)
+
+
+def _merge(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of what is held and of what is new. What is held has lower columns: a stable sort leaves it before its equals."""
+    values, order = torch.cat([held[0], new[0]], 1).sort(dim=1, descending=True, stable=True)
+    return values[:, :k], torch.cat([held[1], new[1] + left], 1).gather(1, order[:, :k])
+
+
+def _newcomers(score: Float[Tensor, "R B"], held: Float[Tensor, "R K"], k: int) -> tuple[Float[Tensor, "R M"], Int[Tensor, "R M"]]:
+    """What in a block is better than the last of what is held, by rising column, and -inf where a row has less.
+
+    Only few are, so their peaks are looked at first. `score` may be the transpose of a block, which is then read as it lies.
+    """
+    rows, columns = score.shape
+    step, stride = score.stride(1), score.stride(0)
+    if held.shape[1] == k:
+        last = held[:, -1:]
+        above = score.unflatten(1, (-1, _PEAK)).amax(2) > last if step == 1 else (score.T.unflatten(0, (-1, _PEAK)).amax(1) > last.T).T
+        row, tile = above.contiguous().nonzero().unbind(1)
+        start = row * stride + tile * (_PEAK * step)
+        value = score.as_strided((rows * columns,), (1,))[start[:, None] + torch.arange(_PEAK) * step]
+        hot, inside = (value > last[row]).nonzero().unbind(1)
+        row, place = row[hot], tile[hot] * _PEAK + inside
+        nth = torch.arange(len(row)) - torch.searchsorted(row, row)
+        width = int(nth.max()) + 1 if len(nth) else 0
+        if width <= 4 * k:
+            values, places = score.new_full((rows, width), -torch.inf), torch.zeros(rows, width, dtype=torch.int64)
+            values[row, nth], places[row, nth] = value[hot, inside], place
+            return values, places
+    return best(score.contiguous(), min(k, columns))
 
 
 @contextmanager
@@ -104,9 +167,12 @@ def best(score: Float[Tensor, "R B"], k: int) -> tuple[Float[Tensor, "R K"], Int
         whole = score.sort(dim=1, descending=True, stable=True)
         return whole.values[:, :k], whole.indices[:, :k]
     # One more than asked for: if it is smaller than the last, no tie was cut in two.
-    columns = _candidates(score, k + 1)
-    values, order = score.gather(1, columns).topk(k + 1, sorted=True)
-    columns = columns.gather(1, order)
+    if score.is_cuda:
+        values, columns = score.topk(k + 1)
+    else:
+        columns = _candidates(score, k + 1)
+        values, order = score.gather(1, columns).topk(k + 1)
+        columns = columns.gather(1, order)
     tied = (values[:, 1:] == values[:, :-1]).any(1).nonzero()[:, 0]
     step = max(1, score.numel() // (16 * score.shape[1]))
     for some in tied.split(step):
@@ -118,7 +184,7 @@ def _candidates(score: Float[Tensor, "R B"], k: int) -> Int[Tensor, "R K"]:
     """k columns a row that hold its k largest values, in any order.
 
     The k largest lie in the k tiles of largest peaks, since each of those peaks is as large as the smallest of them. So a row is read
-    once, to find the peaks, and the search goes on among few columns.
+    once, to find the peaks, and the search goes on among few columns. On a CPU this halves the time of topk; a GPU has no use for it.
     """
     tile = _tile(score.shape[1], k)
     if tile == 1:

@@ -135,9 +135,9 @@ class Space:
         self.source = self._column("source", source, torch.int64, 0)
         self.sources = int(self.source.max()) + 1
         self.source_names = tuple(source_names) or tuple(str(number) for number in range(self.sources))
-        own_classes = torch.stack([self.source, self._column("labels", labels, torch.int64, 0)])
-        known, self.labels = torch.unique(own_classes, dim=1, return_inverse=True)
-        self.classes = known.shape[1]
+        names, labels = torch.unique(self._column("labels", labels, torch.int64, 0), return_inverse=True)
+        known, self.labels = torch.unique(self.source * len(names) + labels, return_inverse=True)
+        self.classes = len(known)
         self._choose(self._column("query", query, torch.bool, True), self._column("gallery", gallery, torch.bool, True))
         self.rerank: Rerank | None = None
         self._clusters: dict[tuple[int, int, str], Tensor] = {}

@@ -1,10 +1,10 @@
 import math
 
 import torch
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.losses import GeneralizedLiftedStructureLoss
 
 from unimetric.losses.generalized_lifted import GeneralizedLifted
-
-# pytorch-metric-learning's LiftedStructureLoss is the form of Song et al., over positive pairs: not the same thing, so no comparison here.
 
 
 def test_equals_the_loop(case):
@@ -24,6 +24,14 @@ def test_equals_the_loop(case):
 def test_gradient(case):
     loss = GeneralizedLifted()
     assert torch.autograd.gradcheck(lambda z: loss(z, case.labels, case.memory), case.embeddings)
+
+
+def test_equals_pytorch_metric_learning_without_the_norm():
+    """It normalises by default, and counts anchors alone in their class; ours does neither."""
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(12, 6, dtype=torch.float64), torch.arange(4).repeat(3)
+    peer = GeneralizedLiftedStructureLoss(neg_margin=1, distance=LpDistance(normalize_embeddings=False))
+    torch.testing.assert_close(GeneralizedLifted(nu=0.0)(embeddings, labels), peer(embeddings, labels), rtol=1e-7, atol=0)
 
 
 def test_solved_batch_costs_only_its_norm():

@@ -14,7 +14,7 @@ def test_equals_the_loop(case, nodes):
         counts, width, pairs = [0.0] * nodes, 2 / (nodes - 1), 0
         for a in range(10):
             for j in columns[a]:
-                s = float(unit(case.embeddings[a]) @ unit(case.references[j]))
+                s = (unit(case.embeddings[a]) @ unit(case.references[j])).item()
                 pairs += 1
                 for r in range(nodes):
                     counts[r] += max(0.0, 1 - abs(s - (-1 + r * width)) / width)  # the triangle around node r

@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning.losses import MultiSimilarityLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 
-from unimetric.geometry import unit
+from unimetric.geometry import Triplets, unit
 from unimetric.losses.multi_similarity import MultiSimilarity
 
 
@@ -43,3 +43,19 @@ def test_nothing_kept_is_zero_with_a_gradient():
     loss.backward()
     assert loss == 0
     assert not embeddings.grad.any()
+
+
+def test_reads_the_pairs_of_triplets_as_pytorch_metric_learning_does(case):
+    class Given(torch.nn.Module):
+        gives = Triplets
+
+        def forward(self, similarity, pairs):
+            last = len(triplets) - 1
+            return Triplets(*torch.tensor(triplets).T, torch.arange(last + 1) != last)
+
+    if case.memory is None:
+        triplets = [(a, p, n) for a in case.anchors for p in case.positives[a] for n in case.negatives[a][::4]]
+        triplets.append((9, 9, 0))  # not valid
+        peer = MultiSimilarityLoss(beta=40)(case.embeddings, case.labels, tuple(torch.tensor(triplets[:-1]).T))
+        ours = MultiSimilarity(kept_only=False, miner=Given())(case.embeddings, case.labels)
+        torch.testing.assert_close(ours, peer, rtol=1e-9, atol=0)

@@ -3,8 +3,9 @@ from copy import deepcopy
 
 import pytest
 import torch
-from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.miners import BatchHardMiner
 
 from unimetric.geometry import compare, unit
 from unimetric.losses.triplet import Triplet
@@ -48,3 +49,11 @@ def test_equals_pytorch_metric_learning_over_active_triplets(case, squared):
         peer = TripletMarginLoss(margin=0.2, distance=LpDistance(power=2 if squared else 1))
         ours = Triplet(squared=squared, active_only=True, miner="all")
         torch.testing.assert_close(ours(case.embeddings, case.labels), peer(case.embeddings, case.labels), rtol=1e-6, atol=0)
+
+
+def test_of_puma_is_pytorch_metric_learning_on_cosines_with_its_hardest_triplets(case):
+    if case.memory is None:
+        hardest = BatchHardMiner(distance=CosineSimilarity())(case.embeddings, case.labels)
+        peer = TripletMarginLoss(margin=0.05, distance=CosineSimilarity())(case.embeddings, case.labels, hardest)
+        ours = Triplet(margin=0.1, active_only=True, miner="hardest")(case.embeddings, case.labels)
+        torch.testing.assert_close(ours, 2 * peer, rtol=1e-9, atol=0)

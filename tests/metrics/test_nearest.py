@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unimetric.nearest import best, exactly, nearest
+import unimetric.nearest
+from unimetric.nearest import best, exactly, mutual, nearest
 
 
 def everything(asking, answering, k, **options):
@@ -37,6 +38,35 @@ def test_ties_go_to_the_lower_column_in_any_chunks(k, memory):
     expected_values, expected_columns = slowly(asking @ answering.T, k, own.tolist())
     assert torch.equal(values, expected_values)
     assert torch.equal(columns, expected_columns)
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("count", [300, 321])
+def test_half_the_products_find_the_same(k, count):
+    dice = torch.Generator().manual_seed(k)
+    tied = torch.randint(-2, 3, (count, 3), generator=dice).float()
+    # Sorted, so that each next block brings better ones than all that is held, for some rows.
+    sorted_ = torch.nn.functional.normalize(torch.randn(count, 4, generator=dice), dim=1).double()
+    sorted_ = sorted_[sorted_[:, 0].argsort()]
+    for points in (tied, sorted_, torch.ones(count, 2)):
+        plain = everything(points, points.clone(), k, own=torch.arange(count))
+        for side in (32, 128, 512):
+            starts, values, columns = zip(*mutual(points, k, side=side), strict=True)
+            assert list(starts) == list(range(0, count, side))
+            assert torch.equal(torch.cat(columns), plain[1])
+            assert torch.allclose(torch.cat(values), plain[0], rtol=1e-12)
+
+
+def test_half_the_products_are_taken_where_everyone_asks(monkeypatch):
+    monkeypatch.setattr(unimetric.nearest, "_SIDE", 128)
+    taken = []
+    monkeypatch.setattr(unimetric.nearest, "mutual", lambda *arguments, side: taken.append(side) or mutual(*arguments, side=side))
+    points = torch.randn(300, 8, dtype=torch.float64)
+    everyone = torch.arange(300)
+    for asking, own in ((points, everyone), (points[:299], everyone[:299]), (points, everyone.flip(0)), (points, None)):
+        expected = slowly(asking @ points.T, 4, None if own is None else own.tolist())[1]
+        assert torch.equal(everything(asking, points, 4, own=own)[1], expected)
+    assert taken == [128]
 
 
 def test_a_collapsed_space_is_found_in_order():

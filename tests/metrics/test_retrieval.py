@@ -31,6 +31,7 @@ NAIVE = {
     "map_at_r(count_query=True)": lambda row, own: average_precision(row, sum(row) + own, sum(row) + own),
     "map_at_k(k=6)": lambda row, own: average_precision(row, 6, min(6, sum(row))),
     "map_at_k(k=6, divide='class')": lambda row, own: average_precision(row, 6, sum(row) + own),
+    "map_at_k(k=6, divide='found')": lambda row, own: average_precision(row, 6, max(1, sum(row[:6]))),
     "map_at_k(k=6, divide='relevant')": lambda row, own: average_precision(row, 6, sum(row)),
     "map_at_k(class_size=True, divide='class')": lambda row, own: average_precision(row, sum(row) + own, sum(row) + own),
     "map_at_k": lambda row, own: average_precision(row, 1000, sum(row)),

@@ -123,7 +123,7 @@ def test_wilson_is_wilson(crowd):
 
 @pytest.mark.parametrize(
     ("text", "method", "message"),
-    [("nmi", "bootstrap", "mean over queries"), ("map_at_r", "wilson", "share"), ("recall", "bayes", "bayes")],
+    [("nmi", "bootstrap", "mean over queries"), ("map_at_r", "wilson", "share"), ("recall", "bayes", "no interval by `bayes`")],
 )
 def test_no_interval_where_none_holds(crowd, text, method, message):
     with pytest.raises(UnimetricError, match=message):

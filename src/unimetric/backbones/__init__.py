@@ -39,7 +39,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # each library has its own; all of them mean that the file is not what it should be
-        raise UnimetricError(f"{path}: unreadable weights: {str(error).splitlines()[0][:200]}", hint) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None
     for key in ("state_dict", "model", "teacher"):  # how training scripts wrap what they save
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from unimetric.config import load
 from unimetric.engine.train import train
 
 #: The settings of the demo; `configs/glyphs_margin.toml` is the same run with comments.
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "dataset": "glyphs",
     "transform": "glyphs",
     "backbone": "small",

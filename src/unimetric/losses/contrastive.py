@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, mining, pick
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, mining, triplet_cosines
 
 
 class Contrastive(nn.Module):
@@ -17,7 +17,7 @@ class Contrastive(nn.Module):
     with d the Euclidean distance of unit vectors, not squared.
 
     Differs from the printed equation: its second indicator gives the margin term to positives, and each part is a mean over the mined
-    triplets, as in the authors' code. `cosine=True` is the form of XBM (Wang et al., CVPR 2020), whose margin is 0.5:
+    triplets, as in the authors' code. `cosine=True` is the form of XBM (Wang et al., CVPR 2020), on all pairs with a margin of 0.5:
 
         1/B  ( sum over positive pairs of  1 - s(a, p)   +   sum over negative pairs with s(a, n) > margin of  s(a, n) )
 
@@ -47,17 +47,15 @@ class Contrastive(nn.Module):
         self.miner = mining(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
-        mined = self.miner(similarity.detach(), pairs)
-        if isinstance(mined, Triplets):
-            near, far = pick(similarity, mined.anchor, mined.positive), pick(similarity, mined.anchor, mined.negative)
+        if self.miner.gives is Triplets:
+            mined, near, far = triplet_cosines(self.miner, embeddings, labels, memory)
             positive = negative = mined.valid
-            # An anchor that is its own positive (rho, or alone in its class) is not pulled, but it counts.
-            pulled = mined.valid & (mined.positive != pairs.own[mined.anchor])
+            pulled = mined.valid & (near < 1)  # an anchor that is its own positive (rho, or alone in its class) is not, but it counts
         else:
+            similarity, pairs = compare(full(embeddings), labels, memory)
+            mined = self.miner(similarity.detach(), pairs)
             near = far = similarity
-            positive = pulled = mined.positive
-            negative = mined.negative
+            positive, pulled, negative = mined.positive, mined.positive, mined.negative
         if self.cosine:
             pull = torch.where(pulled & (near < 1 - 1e-5), 1 - near, 0)
             return (pull.sum() + torch.where(negative & (far > self.margin), far, 0).sum()) / len(labels)

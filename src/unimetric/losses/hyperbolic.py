@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, full, match, poincare, to_ball, unit
+from unimetric.geometry import Memory, cosines, full, match, poincare, to_ball
 
 
 class Hyperbolic(nn.Module):
@@ -51,8 +51,7 @@ class Hyperbolic(nn.Module):
 
     def _closeness(self, embeddings: Float[Tensor, "B D"], references: Float[Tensor, "R D"] | None) -> Float[Tensor, "B R"]:
         if self.curvature == 0:
-            anchors = unit(embeddings)
-            return anchors @ (anchors if references is None else unit(references)).T
+            return cosines(embeddings, references)
         anchors = to_ball(embeddings, curvature=self.curvature, clip=self.clip)
         others = anchors if references is None else to_ball(references, curvature=self.curvature, clip=self.clip)
         return -poincare(anchors, others, curvature=self.curvature)

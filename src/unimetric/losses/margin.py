@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, mining, pick
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, mining, triplet_cosines
 
 
 class Margin(nn.Module):
@@ -52,18 +52,18 @@ class Margin(nn.Module):
         self.miner = mining(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
         beta = self.beta.gather(0, labels) if len(self.beta) > 1 else self.beta.expand(len(labels))
-        distance = euclidean(similarity)
-        mined = self.miner(similarity.detach(), pairs)
-        if isinstance(mined, Triplets):
+        if self.miner.gives is Triplets:
+            mined, near, far = triplet_cosines(self.miner, embeddings, labels, memory)
             boundary = beta.gather(0, mined.anchor)
-            pull = pick(distance, mined.anchor, mined.positive) - boundary + self.margin
-            push = boundary - pick(distance, mined.anchor, mined.negative) + self.margin
+            pull, push = euclidean(near) - boundary + self.margin, boundary - euclidean(far) + self.margin
             positive = negative = mined.valid
             anchors = torch.where(mined.valid, boundary, 0).sum()
         else:
-            pull, push = distance - beta[:, None] + self.margin, beta[:, None] - distance + self.margin
+            similarity, pairs = compare(full(embeddings), labels, memory)
+            mined = self.miner(similarity.detach(), pairs)
+            beyond = euclidean(similarity) - beta[:, None]
+            pull, push = beyond + self.margin, self.margin - beyond
             positive, negative = mined.positive, mined.negative
             anchors = torch.where((positive | negative).any(-1), beta, 0).sum()
         pulled, pushed = positive & (pull > 0), negative & (push > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, compare, full, log1p_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, full, log1p_sum_exp, masked_mean, mining
 
 
 class MultiSimilarity(nn.Module):
@@ -16,19 +16,20 @@ class MultiSimilarity(nn.Module):
     with s the cosine similarity. Anchors that keep no positive or no negative are skipped.
 
     Differs from the printed equation: eq. 11 confuses which side's extreme selects the other, and a pair that is not kept is dropped
-    rather than set to zero. The original code divides by the whole batch (`kept_only=False`, used by CRT).
+    rather than set to zero. The original code divides by the whole batch (`kept_only=False`, used by CRT). PUMA's code runs
+    `multi_similarity(beta=50.0, kept_only=False)` on `distance_weighted(upper_cutoff=1.4)`, which looks like a slip.
 
     Args:
         alpha: sharpness of the pull.
         beta: sharpness of the push.
         base: similarity at which pull and push meet; lambda in the paper.
         kept_only: average over anchors that kept pairs, rather than over the batch.
-        miner: which pairs; default `multi_similarity(epsilon=0.1)`.
+        miner: which pairs, or triplets for their pairs; default `multi_similarity(epsilon=0.1)`.
     """
 
     family = "pair"
     default_miner = "multi_similarity(epsilon=0.1)"
-    reads = (Pairs,)
+    reads = (Pairs, Triplets)
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class MultiSimilarity(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(full(embeddings), labels, memory)  # (B, R)
-        pairs = self.miner(similarity.detach(), pairs)
+        mined = self.miner(similarity.detach(), pairs)
+        pairs = as_pairs(mined, pairs) if isinstance(mined, Triplets) else mined
         pull = log1p_sum_exp(-self.alpha * (similarity - self.base), pairs.positive) / self.alpha  # (B,)
         push = log1p_sum_exp(self.beta * (similarity - self.base), pairs.negative) / self.beta
         kept = pairs.positive.any(-1) & pairs.negative.any(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, gram, masked_mean, match, mining, pick, unit
+from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, masked_mean, match, mining, unit
 
 
 class Quadruplet(nn.Module):
@@ -38,13 +38,13 @@ class Quadruplet(nn.Module):
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         anchors = unit(full(embeddings))
         references, names = (anchors, labels) if memory is None else (unit(full(memory.embeddings)), memory.labels)
-        similarity = gram(anchors) if memory is None else anchors @ references.T  # (B, R)
         pairs = match(labels, memory, dim=anchors.shape[-1])
-        mined = self.miner(similarity.detach(), pairs)
+        mined = self.miner(anchors.detach() @ references.detach().T, pairs)
         neither = pairs.negative[mined.anchor] & (names[mined.negative][:, None] != names[None, :])  # (T, R)
         stranger, has_stranger = draw(neither, self.dice(len(mined.anchor)))
-        apart = (references.index_select(0, mined.negative) * references.index_select(0, stranger)).sum(-1)
-        reach = euclidean(pick(similarity, mined.anchor, mined.positive))
-        first = reach - euclidean(pick(similarity, mined.anchor, mined.negative)) + self.margin
-        second = reach - euclidean(apart) + self.second_margin
+        a, p = anchors.index_select(0, mined.anchor), references.index_select(0, mined.positive)  # (T, D)
+        n, m = references.index_select(0, mined.negative), references.index_select(0, stranger)
+        reach = euclidean((a * p).sum(-1))
+        first = reach - euclidean((a * n).sum(-1)) + self.margin
+        second = reach - euclidean((n * m).sum(-1)) + self.second_margin
         return masked_mean(first.relu(), mined.valid) + masked_mean(second.relu(), mined.valid & has_stranger)

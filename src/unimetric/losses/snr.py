@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, full, gram, masked_mean, match, mining, pick, triplet_hinges, unit
+from unimetric.geometry import Memory, Pairs, Triplets, full, masked_mean, match, mining, triplet_hinges, unit
 
 
 class SNR(nn.Module):
@@ -41,18 +41,14 @@ class SNR(nn.Module):
         mined = self.miner(anchors.detach() @ references.detach().T, match(labels, memory, dim=anchors.shape[-1]))
         # With the means removed, variances are squared lengths, and their D - 1 cancel in the ratio.
         signal = anchors - anchors.mean(-1, keepdim=True)
+        other = signal if memory is None else references - references.mean(-1, keepdim=True)
         power = signal.square().sum(-1)
-        if memory is None:
-            product, other_power = gram(signal), power
-        else:
-            other = references - references.mean(-1, keepdim=True)
-            product, other_power = signal @ other.T, other.square().sum(-1)
-        # A constant embedding has no signal: to it nothing is noise.
-        inverse = torch.where(power > 1e-8, 1 / power.clamp_min(1e-8), 0)
-        noise = (power[:, None] + other_power - 2 * product) * inverse[:, None]  # (B, R)
+        inverse = torch.where(power > 1e-8, 1 / power.clamp_min(1e-8), 0)  # a constant embedding has no signal: to it nothing is noise
         penalty = self.nu * anchors.sum(-1).abs().mean()
         if isinstance(mined, Triplets):
-            hinge = pick(noise, mined.anchor, mined.positive) - pick(noise, mined.anchor, mined.negative) + self.margin
-            return masked_mean(hinge, mined.valid & (hinge > 0)) + penalty
+            a, p, n = signal.index_select(0, mined.anchor), other.index_select(0, mined.positive), other.index_select(0, mined.negative)
+            noise = ((a - p).square() - (a - n).square()).sum(-1) * inverse.gather(0, mined.anchor)
+            return masked_mean(noise + self.margin, mined.valid & (noise + self.margin > 0)) + penalty
+        noise = (power[:, None] + other.square().sum(-1) - 2 * signal @ other.T) * inverse[:, None]  # (B, R)
         total, active, _ = triplet_hinges(noise, noise, mined, self.margin)
         return total / active.clamp_min(1) + penalty

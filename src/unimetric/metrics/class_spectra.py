@@ -31,7 +31,8 @@ def class_spectra(space: Space, *, top: int = 8) -> dict[str, float]:
     sizes, done = count[by_size].tolist(), 0
     while done < space.classes:
         largest = sizes[done]
-        some = by_size[done : done + max(1, space.memory // (32 * largest * max(dim, largest if largest < dim else dim)))]
+        # Solvers of many small matrices take much room of their own: some hundred kilobytes each.
+        some = by_size[done : done + max(1, min(512, space.memory // (32 * largest * dim)))]
         done += len(some)
         place = torch.arange(largest, device=space.device)
         inside = place < count[some, None]

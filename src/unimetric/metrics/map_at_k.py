@@ -7,7 +7,7 @@ from torch import Tensor
 from unimetric.errors import UnimetricError, closest
 from unimetric.space import Hits, Space
 
-DIVISORS = ("possible", "relevant", "class")
+DIVISORS = ("possible", "relevant", "found", "class")
 
 
 def map_at_k(space: Space, *, k: int | None = 1000, class_size: bool = False, divide: str = "possible") -> float:
@@ -26,7 +26,8 @@ def map_at_k(space: Space, *, k: int | None = 1000, class_size: bool = False, di
         k: how many neighbours are looked at; None looks at the whole gallery.
         class_size: look at n_c neighbours instead, the size of the query's class with the query itself.
         divide: Z. "possible": matches that k places can hold, so that a perfect space scores 1; "relevant": matches in the gallery, as
-            pytorch-metric-learning's `mean_average_precision`; "class": n_c, as the authors' code.
+            pytorch-metric-learning's `mean_average_precision`; "found": matches among the k, as open-metric-learning's; "class": n_c, as
+            the authors' code.
     """
     if divide not in DIVISORS:
         raise UnimetricError(f"map_at_k cannot divide by `{divide}`", closest(divide, DIVISORS))
@@ -34,7 +35,12 @@ def map_at_k(space: Space, *, k: int | None = 1000, class_size: bool = False, di
 
     def value(hits: Hits) -> Tensor:
         places = hits.members if class_size else depth
-        total = {"possible": hits.relevant.clamp_max(places), "relevant": hits.relevant, "class": hits.members}[divide]
-        return hits.precision(places) / total.clamp_min(1)
+        total = {
+            "possible": hits.relevant.clamp_max(places),
+            "relevant": hits.relevant,
+            "found": hits.count(places),
+            "class": hits.members,
+        }
+        return hits.precision(places) / total[divide].clamp_min(1)
 
     return space.average(depth, value)

@@ -16,5 +16,7 @@ def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]
         metric: a metric over queries that gives one number.
     """
     measure, arguments = bind("metrics", metric)
+    if space.sources == 1:  # it has been searched already
+        return {space.source_names[0]: measure(space, **arguments)}
     parts = {name: space.within(space.source == number) for number, name in enumerate(space.source_names)}
     return {name: measure(part, **arguments) for name, part in parts.items() if part.queries}

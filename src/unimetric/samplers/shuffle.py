@@ -14,7 +14,7 @@ from unimetric.samplers._classes import batches, deal, group
 class Shuffle:
     """Every row at most once an epoch, in random order.
 
-    What proxy losses train on in Universal metric learning with parameter-efficient transfer learning (Kim, Kim and Kwak, PUMA),
+    What proxy losses train on in Universal metric learning with parameter-efficient transfer learning (Kim et al. 2023, PUMA),
     appendix, "Batch construction".
 
     The rows that are left when no whole batch remains wait for the next epoch's order. A data set smaller than a batch repeats rows.

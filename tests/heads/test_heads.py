@@ -1,0 +1,27 @@
+"""Heads: tokens to raw embeddings."""
+
+from __future__ import annotations
+
+import torch
+
+from unimetric.spec import create
+
+
+def test_linear_is_one_layer_on_the_summary() -> None:
+    head = create("heads", "linear(dim=3)", features=5)
+    tokens = torch.randn(4, 6, 5)
+    torch.testing.assert_close(head(tokens), tokens[:, 0] @ head.layer.weight.T + head.layer.bias)
+    assert head.dim == 3
+
+
+def test_mlp_has_the_parameters_of_puma() -> None:
+    head = create("heads", "mlp", features=384)
+    assert sum(parameter.numel() for parameter in head.parameters()) == 5_247_104
+    assert head(torch.randn(2, 3, 384)).shape == (2, 128)
+
+
+def test_identity_is_the_summary() -> None:
+    tokens = torch.randn(4, 6, 5)
+    head = create("heads", "identity", features=5)
+    assert torch.equal(head(tokens), tokens[:, 0])
+    assert head.dim == 5

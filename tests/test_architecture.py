@@ -1,0 +1,68 @@
+"""The rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from unimetric.spec import find, kinds, names, signature
+
+SOURCE = Path(__file__).parents[1] / "src" / "unimetric"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return {name.split(".")[0] for name in found | {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}}
+
+
+def test_nothing_has_a_name_that_says_nothing() -> None:
+    banned = {"utils", "util", "common", "misc", "helpers", "base_", "core"}
+    assert not [path for path in FILES if path.stem in banned]
+    text = "\n".join(path.read_text() for path in FILES)
+    assert not re.findall(r"class \w*(?:Manager|Factory|Wrapper|Helper)\b", text)
+
+
+def test_timm_and_transformers_are_imported_in_backbones_only() -> None:
+    for path in FILES:
+        if path.parent.name not in ("backbones", "adapters"):
+            assert not imports(path) & {"timm", "transformers"}, path
+
+
+def test_training_needs_none_of_what_a_bare_machine_lacks() -> None:
+    for path in FILES:
+        assert not imports(path) & {"faiss", "pydantic", "plotly", "ray", "pytorch_metric_learning", "beartype"}, path
+
+
+@pytest.mark.parametrize("kind", ["losses", "miners"])
+def test_nothing_in_a_loss_or_miner_waits_for_the_device(kind: str) -> None:
+    for path in (SOURCE / kind).glob("*.py"):
+        assert not re.search(r"\.item\(|\.cpu\(|nonzero\(|\.tolist\(|masked_select|torch\.unique", path.read_text()), path
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_argument_is_typed_keyword_only_and_documented(kind: str) -> None:
+    for name in names(kind):
+        part = find(kind, name)
+        for key, parameter in signature(part).parameters.items():
+            assert parameter.kind is not parameter.VAR_KEYWORD or "__init__" not in vars(part), (name, key)
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert parameter.annotation is not parameter.empty, (name, key)
+                assert re.search(rf"^\s*(?:\w+, )*{key}(?:, \w+)*: ", part.__doc__, re.M), f"{name} does not document `{key}`"
+
+
+@pytest.mark.parametrize("kind", sorted(set(kinds()) - {"datasets"}))
+def test_every_part_cites_its_source(kind: str) -> None:
+    for name in names(kind):
+        assert re.search(r"\b(?:19|20)\d\d\b", find(kind, name).__doc__), f"{kind}/{name}"
+
+
+def test_no_path_of_a_machine_and_no_registry_is_named() -> None:
+    root = SOURCE.parents[1]
+    for path in [*FILES, *root.glob("*.*"), *root.glob("docs/**/*.md"), *root.glob("configs/*"), *root.glob("benchmarks/*")]:
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt"):
+            assert not re.search(r"/work/|/root/|/home/\w|pypi\.org|files\.pythonhosted|registry\.npmjs", path.read_text()), path

@@ -1,0 +1,236 @@
+"""The command line, and what it says to bad input: a sentence, a hint, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unimetric.cli import main
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Four classes of six small JPEGs."""
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        folder = tmp_path / "pictures" / f"class{number}"
+        folder.mkdir(parents=True)
+        for picture in range(6):
+            noise = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8) // 4 + 60 * number
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{picture}.jpg")
+    return tmp_path / "pictures"
+
+
+def run(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+        raise SystemExit(0)
+    out = capsys.readouterr()
+    return int(leaving.value.code or 0), out.out, out.err
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch, tmp_path):
+    """Run a command that must fail well: exit code 2, the words given in its message, a hint, and no new file."""
+
+    def check(*words: str, says: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        code, _, err = run(capsys, monkeypatch, *words)
+        assert code == 2, err
+        assert says in err
+        assert "hint: " in err
+        assert "Traceback" not in err
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return check
+
+
+def settings(pictures: Path, *more: str) -> list[str]:
+    small = ["transform=base(size=32, resize=36)", "backbone=small(channels=16)", "head=linear(dim=8)", "batch_size=4", "epochs=1"]
+    return [f"dataset=folder(root='{pictures}')", *small, "logger=none", "workers=0", "device=cpu", *more]
+
+
+def test_an_unknown_key(refused, tmp_path: Path) -> None:
+    assert "did you mean `epochs`?" in refused("train", "epoch=3", "--out", str(tmp_path / "run"), says="unknown key `epoch`")
+
+
+def test_a_misspelt_argument(refused, tmp_path: Path) -> None:
+    refused("train", "loss=margin(bata=1)", "--out", str(tmp_path / "run"), says="`margin` has no argument `bata`")
+
+
+def test_a_miner_that_does_not_fit_the_loss(refused, pictures: Path, tmp_path: Path) -> None:
+    words = settings(pictures, "loss=circle", "miner=semihard")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="the loss Circle reads Pairs, but the miner Semihard gives Triplets")
+
+
+def test_a_missing_folder(refused, tmp_path: Path) -> None:
+    refused("train", *settings(tmp_path / "absent"), "--out", str(tmp_path / "run"), says="absent")
+
+
+def test_a_missing_dataset(refused, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("UNIMETRIC_DATA", str(tmp_path))
+    refused("train", "dataset=cub200", "--out", str(tmp_path / "run"), says="CUB_200_2011")
+
+
+def test_a_class_with_one_picture(refused, pictures: Path, tmp_path: Path) -> None:
+    for picture in sorted((pictures / "class1").iterdir())[1:]:
+        picture.unlink()
+    refused("train", *settings(pictures), "--out", str(tmp_path / "run"), says="class1")
+
+
+def bomb(path: Path) -> None:
+    """A PNG of a few bytes that claims to be 60,000 pixels a side."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b""))
+
+
+def spoil(pictures: Path, how: str) -> Path:
+    victim = pictures / "class0" / "3.jpg"
+    if how == "truncated":
+        victim.write_bytes(victim.read_bytes()[: len(victim.read_bytes()) // 2])
+    elif how == "text":
+        victim.write_text("dear diary")
+    elif how == "empty":
+        victim.write_bytes(b"")
+    else:
+        bomb(victim)
+    return victim
+
+
+@pytest.mark.parametrize("how", ["truncated", "text", "empty", "bomb"])
+def test_a_bad_picture_stops_a_pack_and_a_run_or_is_skipped(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path, how: str) -> None:
+    victim = spoil(pictures, how)
+    dataset = f"folder(root='{pictures}')"
+    refused("pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", says=str(victim))
+    code, _, err = run(capsys, monkeypatch, "train", *settings(pictures), "--out", str(tmp_path / "stopped"))
+    assert code == 2
+    assert str(victim) in err
+    assert not (tmp_path / "stopped" / "done").exists()
+
+    code, out, _ = run(capsys, monkeypatch, "pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", "--skip-bad")
+    assert code == 0
+    assert "skipped" in out
+    assert "23 pictures" in out
+    code, out, err = run(capsys, monkeypatch, "train", *settings(pictures, "on_bad_picture=skip"), "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert str(victim) in (tmp_path / "run" / "skipped.txt").read_text()
+
+
+def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
+    """The real limit of this process: no file may grow beyond 4 KiB."""
+    import resource
+    import signal
+
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        refused("pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack"), "--encoding", "raw", says="a.pack")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_unreadable_weights(refused, pictures: Path, tmp_path: Path) -> None:
+    for name, content in (("a.safetensors", b"rubbish"), ("a.pth", b"rubbish"), ("b.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / name}')")
+        refused("train", *words, "--out", str(tmp_path / "run"), says=f"{name}: unreadable weights")
+    words = settings(pictures, "backbone=timm(name='test_resnet', weights='absent.pth')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="absent.pth: no such weights file")
+
+
+def test_weights_of_another_architecture(refused, pictures: Path, tmp_path: Path) -> None:
+    import timm
+    import torch
+
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "vit.pth")
+    words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'vit.pth'}')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="vit.pth: weights of another architecture")
+
+
+def test_a_weights_file_runs_no_code(refused, pictures: Path, tmp_path: Path) -> None:
+    import os
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'evil.pth'}')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="unreadable weights")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_damaged_checkpoint_is_named(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    words = ["train", *settings(pictures), "--out", str(tmp_path / "run")]
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    (tmp_path / "run" / "done").unlink()
+    file = tmp_path / "run" / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    code, _, err = run(capsys, monkeypatch, *words)
+    assert code == 2
+    assert "checkpoint.safetensors: unreadable checkpoint" in err
+
+
+def test_the_road_from_a_folder_to_numbers(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    pack, folder = tmp_path / "mine.pack", tmp_path / "run"
+    assert run(capsys, monkeypatch, "pack", f"folder(root='{pictures}')", "--out", str(pack), "--short-side", "36")[0] == 0
+    words = settings(pictures, f"dataset=pack(path='{pack}')")[1:]
+    code, out, err = run(capsys, monkeypatch, "train", *words, "--out", str(folder), "--quiet")
+    assert code == 0, err
+    assert "best epoch 1" in out
+    npz, numbers = tmp_path / "a.npz", tmp_path / "a.json"
+    metrics = ["--metrics", "recall(k=1); map_at_r; nmi"]
+    code, out, err = run(capsys, monkeypatch, "evaluate", str(folder), *metrics, "--explain", "--save", str(npz), "--out", str(numbers))
+    assert code == 0, err
+    measured = json.loads(numbers.read_text())
+    assert set(measured) == {"recall(k=1)", "map_at_r", "nmi"}
+    code, out, err = run(capsys, monkeypatch, "evaluate", str(npz), *metrics, "--out", str(tmp_path / "b.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "b.json").read_text()) == pytest.approx(measured)
+    code, out, err = run(capsys, monkeypatch, "evaluate", "small", f"dataset=pack(path='{pack}')", "transform=base(size=32, resize=36)")
+    assert code == 0, err
+
+
+def test_what_evaluate_refuses(refused, tmp_path: Path) -> None:
+    refused("evaluate", str(tmp_path), says="not a run folder")
+    refused("evaluate", "absent.npz", says="absent.npz: no such file")
+    np.savez(tmp_path / "a.npz", embeddings=np.zeros((3, 2)))
+    refused("evaluate", str(tmp_path / "a.npz"), says="needs `labels`")
+    np.savez(tmp_path / "b.npz", embeddings=np.zeros((3, 2)), labels=np.zeros(4))
+    refused("evaluate", str(tmp_path / "b.npz"), says="3 embeddings but 4 labels")
+    refused("evaluate", "no_such_backbone", says="no `no_such_backbone` in backbones")
+
+
+def test_list_and_check(capsys, monkeypatch, refused, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, monkeypatch, "list", "losses")
+    assert code == 0
+    assert "multi_similarity" in out
+    assert "needs them" in out
+    refused("list", "loses", says="there is no kind `loses`")
+    config = tmp_path / "a.toml"
+    config.write_text('backbone = "small"\nloss = "circle"\nminer = "semihard"\n')
+    assert "a.toml" in refused("check", str(config), says="reads Pairs")
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "list", "check", "pack", "demo"])
+def test_help_has_an_example(capsys, monkeypatch, verb: str) -> None:
+    code, out, _ = run(capsys, monkeypatch, verb, "--help")
+    assert code == 0
+    assert "Example" in out
+    assert f"unimetric {verb}" in out

@@ -1,0 +1,52 @@
+"""Parts as calls in strings."""
+
+from __future__ import annotations
+
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind, create, find, kinds, names, parse
+
+
+def refused(text: str, kind: str = "losses", **offered: object) -> str:
+    with pytest.raises(UnimetricError) as caught:
+        create(kind, text, **offered)
+    return str(caught.value)
+
+
+def test_a_call_is_read_as_literals_only() -> None:
+    assert parse("a.b.C(1, x=-2.5e-3, y=[1, 'two', None])").named == {"x": -2.5e-3, "y": [1, "two", None]}
+    for text in ("margin(beta=__import__('os').getcwd())", "margin(beta=1+x)", "margin(**{})", "margin(", "", "1", "margin()()", "f'{1}'"):
+        with pytest.raises(UnimetricError):
+            parse(text)
+
+
+def test_every_mistake_says_what_to_type() -> None:
+    assert "did you mean `multi_similarity`?" in refused("multi_similarty")
+    assert "did you mean `beta`?" in refused("margin(bata=1)")
+    assert "must be float, not '1.2'" in refused("margin(beta='1.2')")
+    assert "must be bool" in refused("triplet(squared=1)")
+    assert "more values" in refused("distance_weighted(1, 2, 3)", "miners")
+    assert "given twice" in refused("distance_weighted(0.5, cutoff=0.4)", "miners")
+    assert "needs `num_classes`" in refused("arcface", dim=4)
+    assert "did you mean `Margin`?" in refused("unimetric.losses.margin.Margn")
+    assert "cannot import" in refused("no_such_package.Loss")
+    assert "reads Pairs, but the miner Semihard gives Triplets" in refused("circle", miner="semihard")
+
+
+def test_what_the_user_wrote_beats_what_the_run_offers() -> None:
+    assert create("heads", "linear(dim=7)", features=3).dim == 7
+    _, arguments = bind("heads", "linear(features=5)", features=3)
+    assert arguments["features"] == 5
+    assert "labels" not in bind("heads", "linear", features=3, labels=(1, 2))[1]
+
+
+def test_code_outside_is_reached_by_its_dotted_name() -> None:
+    assert create("heads", "torch.nn.Linear(4, 2)").out_features == 2
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_file_of_a_kind_defines_what_its_name_says(kind: str) -> None:
+    assert names(kind)
+    for name in names(kind):
+        assert find(kind, name).__doc__
