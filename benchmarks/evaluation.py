@@ -12,11 +12,12 @@ skipped and said so. Times are wall clock; `cpu` is the processor time of all th
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import logging
+import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,38 +66,36 @@ class Clock:
     answer: Any = field(default=None, repr=False)
 
     def __call__(self, work: Callable[[], Any]) -> Any:
-        held = self._restart()
+        gc.collect()
+        stop, peak = threading.Event(), [0.0]
+        watch = threading.Thread(target=self._watch, args=(stop, peak))
+        held = self._held(restart=True)
+        watch.start()
         wall, cpu = time.perf_counter(), time.process_time()
         self.answer = work()
         if self.device != "cpu":
             torch.cuda.synchronize()
         self.wall += time.perf_counter() - wall
         self.cpu += time.process_time() - cpu
-        self.peak = max(self.peak, self._peak() - held)
+        stop.set()
+        watch.join()
+        top = torch.cuda.max_memory_allocated() if self.device != "cpu" else peak[0]
+        self.peak = max(self.peak, top - held)
         return self.answer
 
-    def _restart(self) -> float:
-        gc.collect()
+    def _held(self, *, restart: bool = False) -> float:
         if self.device != "cpu":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+            if restart:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
             return torch.cuda.memory_allocated()
-        try:
-            ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not hide what is taken now
-            Path("/proc/self/clear_refs").write_text("5")  # forget the peak of resident memory
-        except (OSError, AttributeError):
-            return float("nan")
-        return self._status("VmRSS")
+        return resource.getpagesize() * float(Path("/proc/self/statm").read_text().split()[1])  # resident
 
-    def _peak(self) -> float:
-        return torch.cuda.max_memory_allocated() if self.device != "cpu" else self._status("VmHWM")
-
-    @staticmethod
-    def _status(name: str) -> float:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name):
-                return 1024 * float(line.split()[1])
-        return float("nan")
+    def _watch(self, stop: threading.Event, peak: list[float]) -> None:
+        """The peak of resident memory, looked at every few milliseconds: not every kernel keeps it itself."""
+        while not stop.wait(0.005):
+            if self.device == "cpu":
+                peak[0] = max(peak[0], self._held())
 
     def line(self, name: str, note: str = "") -> None:
         print(f"  {name:<44} {self.wall:8.2f} s   cpu {self.cpu:8.2f} s   memory {self.peak / 2**20:7.0f} MiB   {note}", flush=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import Interrupted, UnimetricError
 
 app = typer.Typer(
     help="Train image embeddings, and measure them on classes, shifts and datasets never seen.",
@@ -29,6 +29,9 @@ def main() -> None:
     except UnimetricError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Interrupted as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        sys.exit(130)
 
 
 def _load(config: str | None, settings: list[str] | None) -> Any:
@@ -54,16 +57,11 @@ def train(
     - `unimetric train configs/glyphs_margin.toml`
     - `unimetric train configs/cub200_margin.toml seed=3 "loss=margin(beta=0.6)" --out runs/a`
     """
-    from unimetric.engine.train import Interrupted
     from unimetric.engine.train import train as run
 
     run_config = _load(config, settings)
     folder = out or Path("runs") / run_config.run_id
-    try:
-        best = run(run_config, folder, quiet=quiet)
-    except Interrupted as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        sys.exit(130)
+    best = run(run_config, folder, quiet=quiet)
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
     print(f"see {folder}; measure more with: unimetric evaluate {folder}")
 
@@ -78,6 +76,8 @@ def evaluate(
     settings: Settings = None,
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons; default the run's own.")] = "",
     part: Annotated[str, typer.Option(help="Which rows: test, validation or train.")] = "test",
+    rerank: Annotated[bool, typer.Option("--rerank", help="Put neighbours into k-reciprocal order first.")] = False,
+    level: Annotated[float, typer.Option(help="Confidence intervals of this level, such as 0.95.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
     save: Annotated[Path | None, typer.Option(help="An .npz file for embeddings and labels.")] = None,
     explain: Annotated[bool, typer.Option(help="Say what each number means.")] = False,
@@ -104,14 +104,14 @@ def evaluate(
             display.step("embedding", done, total)
 
         if target.endswith(".npz"):
-            numbers = evaluate_file(target, metrics=texts)
+            numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level)
         elif Path(target).is_dir():
-            numbers = run(target, metrics=texts, part=part, save=save, progress=progress, **overrides)
+            numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
         else:
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
-            numbers = run(config, metrics=texts, part=part, save=save, progress=progress)
+            numbers = run(config, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress)
         for name, value in numbers.items():
-            display.line(f"{name:<32} {value:.4f}" + (f"   {meaning(name)}" if explain else ""))
+            display.line(f"{name:<32} {value:.4f}" + (f"   {meaning(name.partition('/')[0])}" if explain else ""))
     if out is not None:
         from unimetric.engine.checkpoint import write_text
 

@@ -23,6 +23,10 @@ class UnimetricError(Exception):
         return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
 
 
+class Interrupted(Exception):
+    """A signal asked a run to stop; its checkpoint is written. The command line leaves with exit code 130."""
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """A hint with the nearest known spelling, or with everything that is known.
 

@@ -39,7 +39,7 @@ def nearest(
     """
     worth = asking is answering and asking.device.type == "cpu" and k <= 64 and len(asking) >= 2 * _SIDE and 64 * k * len(asking) <= memory
     if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
-        yield from mutual(asking, k, side=min(_SIDE, int((memory / 64) ** 0.5) // _PEAK * _PEAK))
+        yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // _PEAK * _PEAK))
         return
     rows, columns = _chunk(len(asking), len(answering), k, asking.element_size(), memory)
     scores = asking.new_empty(rows * columns)

@@ -64,17 +64,26 @@ def decode(path: str) -> np.ndarray:
     Args:
         path: where the picture lies, as in `Table.paths`.
     """
-    located = _located(path)
-    if located is None:
+    place = located(path)
+    if place is None:
         return np.array(_load(path)[0])
-    file, row = located
-    pack = _OPEN.get(file) or Pack.open(file, verify=False)
-    return pack.picture(row)
+    file, row = place
+    return opened(file).picture(row)
 
 
-def _located(path: str) -> tuple[str, int] | None:
+def located(path: str) -> tuple[str, int] | None:
+    """The pack and the row that a locator names; None for a plain file.
+
+    >>> located("cub.pack::17"), located("albatross.jpg")
+    (('cub.pack', 17), None)
+    """
     file, mark, row = path.rpartition("::")
     return (file, int(row)) if mark and file.endswith(".pack") and row.isdecimal() else None
+
+
+def opened(file: str) -> Pack:
+    """A pack that this process has open already, or opens now, without hashing its pictures again."""
+    return _OPEN.get(file) or Pack.open(file, verify=False)
 
 
 def _load(path: str) -> tuple[Image.Image, bytes, str]:
@@ -175,7 +184,7 @@ def write(
 
     def entry(source: str) -> tuple[bytes, int, int] | UnimetricError:
         try:
-            image, data, native = _load(source) if read is None and _located(source) is None else _from_array(source, read or decode)
+            image, data, native = _load(source) if read is None and located(source) is None else _from_array(source, read or decode)
         except UnimetricError as error:
             if on_bad_picture == "error":
                 raise

@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "loss": "margin(beta=1.2)",
     "optimizer": "adam(lr=1e-3, weight_decay=4e-4)",
     "metrics": ["recall(k=1)", "map_at_r"],
-    "epochs": 10,
+    "epochs": 6,
 }
 
 

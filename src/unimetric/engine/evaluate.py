@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from unimetric.engine.checkpoint import read_tensors
 from unimetric.engine.model import build_model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
-from unimetric.metrics import Space, measure
+from unimetric.metrics import Space, interval, measure
+from unimetric.rerank import reranked
 from unimetric.spec import bind, create
 from unimetric.table import Split, Table
 
@@ -28,6 +31,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
     cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     if accelerator in ("cuda", "gpu") and not cuda:
         raise UnimetricError(f"`device = {config.device!r}`, but there is no CUDA device", "write `device = 'cpu'` or `device = 'auto'`")
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it greets every run with what the settings say already
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     try:
         return Fabric(
@@ -109,6 +113,8 @@ def evaluate(
     *,
     metrics: list[str] | tuple[str, ...] = (),
     part: str = "test",
+    rerank: bool = False,
+    level: float = 0.0,
     save: str | Path | None = None,
     progress: Progress | None = None,
     **overrides: Any,
@@ -119,6 +125,8 @@ def evaluate(
         run: a run folder, or settings, whose model is then taken as it starts.
         metrics: parts of `metrics/`; default the run's own.
         part: `test`, `validation` or `train` rows of the split.
+        rerank: put neighbours into k-reciprocal order first.
+        level: of confidence intervals, such as 0.95; 0 for none.
         save: an `.npz` file to keep embeddings and labels in.
         progress: called with (done, all).
         overrides: settings that may differ from training, such as `dataset` or `device`.
@@ -127,6 +135,8 @@ def evaluate(
     config = from_settings(asdict(config) | overrides)
     fabric = open_fabric(config)
     table, split = read_table(config)
+    if part not in ("test", "validation", "train") or not len(getattr(split, part)):
+        raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
     rows: np.ndarray = getattr(split, part)
     model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
     pictures = open_pictures(
@@ -142,15 +152,29 @@ def evaluate(
     embeddings = embed(fabric, model, pictures, everything, look, batch=config.evaluate_batch, progress=progress)
     if save is not None:
         np.savez(save, embeddings=embeddings.cpu().numpy(), labels=table.labels[rows], query=table.query[rows], gallery=table.gallery[rows])
-    return measure(space_of(embeddings, table, rows), list(metrics or config.metrics))
+    return numbers_of(space_of(embeddings, table, rows), list(metrics or config.metrics), rerank=rerank, level=level)
 
 
-def evaluate_file(path: str | Path, *, metrics: list[str] | tuple[str, ...] = ()) -> dict[str, float]:
+def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:
+    """Metrics of a space, re-ranked if wished, with `NAME/from` and `NAME/to` of an interval where the metric is a mean over queries."""
+    space = reranked(space) if rerank else space
+    numbers = measure(space, metrics)
+    for text in metrics if level else []:
+        with contextlib.suppress(UnimetricError):  # a metric of the whole space has none
+            numbers[f"{text}/from"], numbers[f"{text}/to"] = interval(space, text, level=level)
+    return numbers
+
+
+def evaluate_file(
+    path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0
+) -> dict[str, float]:
     """Measure embeddings made elsewhere.
 
     Args:
         path: an `.npz` file with `embeddings` (N, D) and `labels` (N,), and if there is such a protocol `query` and `gallery` (N,) masks.
         metrics: parts of `metrics/`; default recall@1.
+        rerank: put neighbours into k-reciprocal order first.
+        level: of confidence intervals, such as 0.95; 0 for none.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -167,4 +191,4 @@ def evaluate_file(path: str | Path, *, metrics: list[str] | tuple[str, ...] = ()
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
     embeddings = torch.from_numpy(arrays["embeddings"]).float()
     space = Space(embeddings, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"))
-    return measure(space, list(metrics or ("recall(k=1)",)))
+    return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level)

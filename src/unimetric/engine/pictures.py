@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from unimetric.engine.augment import Draws, centre_draws, colour, crop_one, plan_of, random_draws, squares
 from unimetric.errors import UnimetricError
-from unimetric.pack import Pack, decode
+from unimetric.pack import decode, located, opened
 from unimetric.table import Table
 from unimetric.transforms import Recipe
 
@@ -67,31 +67,18 @@ def open_pictures(
         workers: processes that decode what is streamed.
         progress: called with (done, all) while packs are read.
     """
-    packed = all("::" in path for path in table.paths)
+    places = [located(path) for path in table.paths]
+    packed = all(places)
     if residence in ("device", "host") and not packed:
         raise UnimetricError(f"`residence = {residence!r}` needs packed pictures", "run `unimetric pack`, or write `residence = 'stream'`")
     if residence != "stream" and packed:
         where = device if residence != "host" else torch.device("cpu")
-        need = 4 * sum(int(_pack(path).sizes[row].prod()) for path, row in map(_split, table.paths))
+        need = 4 * sum(int(opened(place[0]).sizes[place[1]].prod()) for place in places if place)
         if residence == "auto" and need > _free(where):
             where = torch.device("cpu")
         if residence != "auto" or need <= _free(where):
             return Resident(table, device=device, where=where, mean=mean, std=std, progress=progress)
     return Streamed(table, device=device, mean=mean, std=std, workers=workers)
-
-
-def _split(path: str) -> tuple[str, int]:
-    file, _, row = path.rpartition("::")
-    return file, int(row)
-
-
-_PACKS: dict[str, Pack] = {}
-
-
-def _pack(file: str) -> Pack:
-    if file not in _PACKS:
-        _PACKS[file] = Pack.open(file)
-    return _PACKS[file]
 
 
 def _free(where: torch.device) -> int:
@@ -122,9 +109,9 @@ class Resident:
         std: tuple[float, ...],
         progress: Progress | None = None,
     ) -> None:
-        places = [_split(path) for path in table.paths]
+        places = [place for place in map(located, table.paths) if place]
         self.device = device
-        self.sizes = np.stack([_pack(file).sizes[row] for file, row in places])
+        self.sizes = np.stack([opened(file).sizes[row] for file, row in places])
         counts = self.sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
@@ -142,7 +129,7 @@ class Resident:
     def _read(self, rows: np.ndarray, places: list[tuple[str, int]]) -> None:
         for file in dict.fromkeys(places[row][0] for row in rows):
             chosen = np.array([row for row in rows if places[row][0] == file])
-            flat, begins, sizes = _pack(file).decoded(np.array([places[row][1] for row in chosen]))
+            flat, begins, sizes = opened(file).decoded(np.array([places[row][1] for row in chosen]))
             padded = torch.zeros(len(flat) // 3, 4, dtype=torch.uint8)
             padded[:, :3] = torch.from_numpy(flat).view(-1, 3)
             pixels = padded.view(torch.int32).view(-1)

@@ -18,6 +18,7 @@ from unimetric.engine.model import Model, build_model, build_objective, build_op
 from unimetric.engine.pictures import Look, Resident, Streamed, find_bad, open_pictures
 from unimetric.geometry import seed_dice
 from unimetric.metrics import measure
+from unimetric.pack import located
 from unimetric.spec import bind, create
 from unimetric.table import Split, Table
 from unimetric.transforms import Recipe
@@ -73,7 +74,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
     skipped: list[tuple[str, str]] = []
-    if config.on_bad_picture == "skip" and not all("::" in path for path in table.paths):  # packs were checked when they were made
+    if config.on_bad_picture == "skip" and not all(map(located, table.paths)):  # packs were checked when they were made
         bad = find_bad(table, workers=config.workers, progress=lambda done, total: display.step("checking pictures", done, total))
         skipped = [(table.paths[row], reason) for row, reason in bad]
         rows = np.array([row for row, _ in bad], np.int64)

@@ -19,12 +19,9 @@ from unimetric.engine.evaluate import open_fabric
 from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, refuse_other
 from unimetric.engine.pictures import Look
 from unimetric.engine.stage import look_at, measured, set_stage
+from unimetric.errors import Interrupted
 from unimetric.objectives import Output
 from unimetric.samplers import share
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; its checkpoint is written."""
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from unimetric.errors import UnimetricError, closest
 from unimetric.space import Average, Hits, Space
-from unimetric.spec import bind, find, parse
+from unimetric.spec import bind, find, names, parse
 
 __all__ = ["Average", "Hits", "Space", "explain", "interval", "measure"]
 
@@ -33,7 +33,7 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
     for text, metric, arguments in calls:
         value = metric(space, **arguments)
         values |= {f"{text}/{key}": number for key, number in value.items()} if isinstance(value, dict) else {text: value}
-    return values
+    return {text: float(value) for text, value in values.items()}  # plain numbers: a mean holds its terms, which nobody needs any more
 
 
 def explain(text: str) -> str:
@@ -113,3 +113,7 @@ def _depth(space: Space, metric: Any, arguments: dict[str, Any]) -> int:
     except _Seen:
         return glance.depth
     return 0
+
+
+# `unimetric.metrics.recall` is the function, not the file that it stands in.
+globals().update({_name: find("metrics", _name) for _name in names("metrics")})

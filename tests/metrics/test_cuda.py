@@ -1,0 +1,37 @@
+"""The same numbers on a GPU, with TF32 allowed by the program around."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unimetric.metrics import Space, measure
+from unimetric.rerank import reranked
+from unimetric.spec import names
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.fixture
+def tensor_cores():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "poincare"])
+def test_every_metric_is_the_cpus(crowd, tensor_cores, geometry):
+    embeddings, labels = crowd(pictures=3000, classes=200, dim=32)
+    source = labels % 2
+    one, other = (
+        Space(embeddings.float().to(device), labels.to(device), source=source.to(device), geometry=geometry) for device in ("cpu", "cuda")
+    )
+    assert measure(one, names("metrics")) == pytest.approx(measure(other, names("metrics")), abs=1e-6)
+    assert measure(reranked(one), ["map_at_r"]) == pytest.approx(measure(reranked(other), ["map_at_r"]), abs=1e-6)
+
+
+def test_ties_go_to_the_lower_index(tensor_cores):
+    points = torch.randint(-2, 3, (5000, 3), generator=torch.Generator().manual_seed(0)).float()
+    one, other = (Space(points.to(device), torch.zeros(5000, dtype=torch.int64), geometry="euclidean") for device in ("cpu", "cuda"))
+    assert torch.equal(one.neighbours(20), other.neighbours(20).cpu())
