@@ -51,7 +51,7 @@ _PAGES = ("losses", "miners", "objectives", "samplers", "metrics", "heads", "bac
 
 def papers() -> str:
     """The page `docs/papers.md`: every part with its citation, equation, defaults, and where it differs from the paper."""
-    lines = ["# The parts and their papers", "", "Made from the docstrings by `make docs`; edit those.", ""]
+    lines = ["# The parts and their papers", "", "Made from the docstrings by `make docs`.", ""]
     for kind in (*_PAGES, *sorted(set(kinds()) - set(_PAGES))):
         lines += [f"## {kind}", ""]
         for name in names(kind):

@@ -81,11 +81,16 @@ def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> to
 
 
 def check_fit(config: RunConfig, place: str) -> None:
-    """Build everything that needs no picture, so that a miner that does not fit the loss is found before anything is read."""
+    """Build everything that needs no picture and no weights: a miner that does not fit the loss is found before anything is fetched."""
     labels = np.repeat(np.arange(config.batch_size), 2)
     try:
-        model = build_model(config)
-        build_objective(config, num_classes=config.batch_size, dim=model.dim, features=model.channels)
+        part, arguments = bind("backbones", config.backbone)
+        for key, nothing in (("pretrained", False), ("weights", "")):
+            if key in signature(part).parameters:
+                arguments[key] = nothing
+        backbone = part(**arguments)
+        head = create("heads", config.head, features=backbone.channels)
+        build_objective(config, num_classes=config.batch_size, dim=head.dim, features=backbone.channels)
         create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
         create("transforms", config.transform)
     except UnimetricError as error:
