@@ -1,0 +1,40 @@
+"""Lifted structure loss."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unimetric.geometry import Memory, distances, full, log_sum_exp, masked_mean, match
+
+
+class LiftedStructure(nn.Module):
+    """Deep metric learning via lifted structured feature embedding, eq. 4 (Oh Song et al., CVPR 2016).
+
+        1/2 mean over positive pairs (a, p) of  [log(sum_n exp(margin - d_an) + sum_n exp(margin - d_pn)) + d_ap]_+^2
+
+    with d the Euclidean distance of raw embeddings and n the negatives of a and of p. Pairs without any negative are skipped. Against a
+    memory, the negatives of p are those of the memory, by an (R, R) matrix without gradient.
+
+    Args:
+        margin: distance that negatives should keep; alpha in the paper.
+    """
+
+    family = "pair"
+
+    def __init__(self, *, margin: float = 1.0) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
+        embeddings = full(embeddings)
+        pairs = match(labels, memory, dim=embeddings.shape[-1])
+        distance = distances(embeddings, embeddings if memory is None else full(memory.embeddings))  # (B, R)
+        push = others = log_sum_exp(self.margin - distance, pairs.negative)  # (B,)
+        if memory is not None:
+            ring = full(memory.embeddings).detach()
+            negative = (memory.labels[:, None] != memory.labels[None, :]) & memory.valid
+            others = log_sum_exp(self.margin - distances(ring, ring), negative)  # (R,)
+        hinge = (torch.logaddexp(push[:, None], others[None, :]) + distance).relu()
+        return masked_mean(hinge.square(), pairs.positive & pairs.negative.any(-1, keepdim=True)) / 2
