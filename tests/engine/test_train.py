@@ -210,3 +210,38 @@ def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> Non
     for key in one:
         if key.startswith(("model/", "objective/")):
             torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "csv"])
+def test_loggers_get_the_numbers(config: RunConfig, tmp_path: Path, logger: str) -> None:
+    train(changed(config, epochs=1, logger=logger), tmp_path / "run", quiet=True)
+    files = [file for file in (tmp_path / "run" / logger).rglob("*") if file.is_file()]
+    assert any(file.stat().st_size > 100 for file in files), files
+    if logger == "csv":
+        assert "test/recall(k=1)" in next(file for file in files if file.suffix == ".csv").read_text()
+
+
+def test_a_logger_that_is_not_installed_says_so(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UnimetricError, match="wandb"):
+        train(changed(config, logger="wandb"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("clip", ["clip_norm", "clip_value"])
+def test_clipping_bounds_a_step(config: RunConfig, tmp_path: Path, clip: str) -> None:
+    """With plain gradient descent a step is as long as the gradient: clipped to almost nothing, the network stands still."""
+    from unimetric.engine.model import build_model
+
+    start = build_model(config).state_dict()["backbone.layers.0.weight"]
+    moved = {}
+    for bound in (0.0, 1e-9):
+        settings = {clip: bound, "epochs": 1, "optimizer": "sgd(lr=0.1, weight_decay=0.0, momentum=0.0)"}
+        train(changed(config, **settings), tmp_path / str(bound), quiet=True)
+        moved[bound] = (tensors(tmp_path / str(bound))["model/backbone.layers.0.weight"] - start).abs().max().item()
+    assert moved[1e-9] < 1e-6 < moved[0.0]
+
+
+def test_schedules_reach_the_optimiser(config: RunConfig, tmp_path: Path) -> None:
+    train(changed(config, schedule="step(every=1, gamma=0.5)"), tmp_path / "run", quiet=True)
+    assert [line["lr"] for line in lines(tmp_path / "run")[1:]] == pytest.approx([1e-3, 5e-4, 2.5e-4])

@@ -81,7 +81,7 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
         if config.logger == "csv":
             from lightning.fabric.loggers import CSVLogger
 
-            return CSVLogger(root_dir=folder, name="csv", version="")
+            return CSVLogger(root_dir=folder, name="csv", version="", flush_logs_every_n_steps=1)
         if config.logger == "wandb":
             from lightning.pytorch.loggers import WandbLogger
 

@@ -158,6 +158,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 keep(epoch + 1, 0, 0.0)
             if signals.asked and not last:
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to go on")
+        for logger in fabric.loggers:
+            logger.finalize("success")
         if chief:
             write_text(folder / "done", json.dumps(progress["best"]["line"]))
         return progress["best"]["line"]
