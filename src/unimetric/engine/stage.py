@@ -71,7 +71,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     bare = build_model(config)
     objective = build_objective(config, num_classes=int(labels.max()) + 1, dim=bare.dim, features=bare.channels)
     seed_dice(objective, config.seed)
-    create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
     skipped: list[tuple[str, str]] = []
     if config.on_bad_picture == "skip" and not all(map(located, table.paths)):  # packs were checked when they were made
@@ -81,7 +81,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
         kept = [np.setdiff1d(part, rows) for part in (split.train, split.validation, split.test)]
         split = Split(kept[0], kept[1], kept[2], split.name)
         labels = np.unique(table.labels[split.train], return_inverse=True)[1]
-    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+        sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
     if fabric.device.type == "cuda":
         bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
