@@ -177,7 +177,7 @@ def measure(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpa
     while waiting:
         listen, speak = context.Pipe(duplex=False)
         # On a CPU memory is limited by process, so that each case has one. Starting the GPU is slow: there they share it.
-        share = waiting[:1] if options.device == "cpu" else waiting
+        share = waiting[:1] if options.device == "cpu" else list(waiting)  # a copy: `waiting` shrinks while we walk
         worker = context.Process(target=work, args=(share, batch, peer, options, speak))
         worker.start()
         speak.close()
