@@ -103,7 +103,7 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
     stage.model.train()
 
     def bare() -> None:
-        embeddings, _ = stage.model(images)
+        embeddings = stage.model(images)[0]
         stage.optimizer.zero_grad()
         fabric.backward(embeddings.square().mean())
         stage.optimizer.step()

@@ -22,6 +22,7 @@ class RunConfig:
         split: which rows train and which test; a part of `splits/`.
         transform: how pictures are cropped and coloured; a part of `transforms/`.
         backbone: pictures to tokens; a part of `backbones/`.
+        adapter: what is inserted into a frozen backbone; a part of `adapters/`, or empty to train the backbone itself.
         head: tokens to the embedding; a part of `heads/`.
         objective: what is minimised; a part of `objectives/`.
         loss: a part of `losses/`.
@@ -54,6 +55,7 @@ class RunConfig:
     split: str = "standard"
     transform: str = "base"
     backbone: str = "small"
+    adapter: str = ""
     head: str = "linear(dim=128)"
     objective: str = "plain"
     loss: str = "margin"
@@ -101,6 +103,7 @@ PARTS = {
     "split": "splits",
     "transform": "transforms",
     "backbone": "backbones",
+    "adapter": "adapters",
     "head": "heads",
     "objective": "objectives",
     "loss": "losses",
@@ -196,7 +199,7 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
 def check_part(kind: str, text: str, place: str, key: str) -> None:
     """Read a part's text against its signature; what only a run can offer counts as given."""
     try:
-        bind(kind, text, num_classes=1, dim=1, features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
+        bind(kind, text, num_classes=1, dim=1, branches=(1,), features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
 

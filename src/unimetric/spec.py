@@ -19,7 +19,7 @@ from typing import Any, cast
 from unimetric.errors import UnimetricError, closest
 
 #: What a run offers to a constructor that asks for it by name. The list is closed.
-OFFERED = frozenset({"num_classes", "dim", "features", "labels", "batch_size", "seed", "miner", "loss"})
+OFFERED = frozenset({"num_classes", "dim", "branches", "features", "labels", "batch_size", "seed", "miner", "loss"})
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
     Args:
         kind: the folder, such as `losses` or `heads`.
         text: a name or a call; anything that is not a string is taken as a part already built.
-        offered: values that a run has (`num_classes dim features labels batch_size seed miner`), given to a constructor that asks for them.
+        offered: values that a run has (`num_classes dim branches features labels batch_size seed miner loss`), given to a constructor that asks for them.
     """
     if not isinstance(text, str):
         return text
@@ -194,4 +194,4 @@ def kinds() -> list[str]:
     return sorted(folder.name for folder in here.iterdir() if (folder / "__init__.py").exists() and folder.name not in _NOT_PARTS)
 
 
-_NOT_PARTS = {"engine", "bench", "report", "search"}
+_NOT_PARTS = {"engine", "bench", "report", "search", "shift"}

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from unimetric.config import RunConfig, from_settings
 from unimetric.engine.evaluate import evaluate
 from unimetric.engine.train import train
 from unimetric.errors import UnimetricError
+from unimetric.samplers.samples_per_class import SamplesPerClass
 
 
 def changed(config: RunConfig, **settings: object) -> RunConfig:
@@ -178,7 +180,7 @@ def test_groups_learn_at_their_own_rate(config: RunConfig) -> None:
 
     config = changed(config, head_lr_scale=10.0, loss="arcface(lr=0.5)", miner="")
     model = build_model(config)
-    objective = build_objective(config, num_classes=6, dim=8, features=16)
+    objective = build_objective(config, model, num_classes=6)
     groups = {group["name"]: group for group in build_optimizer(config, model, objective).param_groups}
     assert groups["backbone"]["lr"] == pytest.approx(1e-3)
     assert groups["head"]["lr"] == pytest.approx(1e-2)
@@ -245,3 +247,68 @@ def test_clipping_bounds_a_step(config: RunConfig, tmp_path: Path, clip: str) ->
 def test_schedules_reach_the_optimiser(config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, schedule="step(every=1, gamma=0.5)"), tmp_path / "run", quiet=True)
     assert [line["lr"] for line in lines(tmp_path / "run")[1:]] == pytest.approx([1e-3, 5e-4, 2.5e-4])
+
+
+def stop_in_epoch(epoch: int, draw: Callable) -> Callable:
+    def batch(self: SamplesPerClass, number: int) -> np.ndarray:
+        if (self.epoch, number) == (epoch, 1):
+            raise RuntimeError("the power is gone")
+        return draw(self, number)
+
+    return batch
+
+
+def test_an_objective_sees_its_views_and_is_stepped_and_resumes(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole objective from outside: second views, hooks around the step, an optimiser of its own, all of it in the checkpoint."""
+    (tmp_path / "outside.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Watching(nn.Module):\n"
+        "    views, reads = 2, ('images',)\n"
+        "    def __init__(self, *, branches, features):\n"
+        "        super().__init__()\n"
+        "        self.critic = nn.Linear(branches[0], 1)\n"
+        "        self.critic.own_step = True\n"
+        "        self.optimizers = {'critic': torch.optim.Adam(self.critic.parameters(), lr=1e-2)}\n"
+        "        self.register_buffer('count', torch.zeros(2, dtype=torch.int64))\n"
+        "    def meet(self, model):\n"
+        "        assert model.channels > 0\n"
+        "    def begin(self):\n"
+        "        self.count[0] += 1\n"
+        "    def forward(self, output, labels):\n"
+        "        assert len(output.views) == 1 and output.views[0].shape == output.images.shape\n"
+        "        assert not torch.equal(output.views[0], output.images)\n"
+        "        self.seen = output.branches[0].detach()\n"
+        "        return {'loss': output.embeddings.square().mean(), 'critic': 0.01 * self.critic(output.embeddings).mean()}\n"
+        "    def stepped(self):\n"
+        "        self.count[1] += 1\n"
+        "        with torch.enable_grad():\n"
+        "            self.critic.zero_grad()\n"
+        "            self.critic(self.seen).square().mean().backward()\n"
+        "        self.optimizers['critic'].step()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = changed(config, objective="outside.Watching", epochs=2)
+    train(config, tmp_path / "whole", quiet=True)
+    whole = tensors(tmp_path / "whole")
+    assert whole["objective/count"][0] == whole["objective/count"][1] > 0
+    assert "critic/0/exp_avg" in whole
+    with monkeypatch.context() as patch:
+        patch.setattr("unimetric.samplers.samples_per_class.SamplesPerClass.batch", stop_in_epoch(1, SamplesPerClass.batch))
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            train(config, tmp_path / "parts", quiet=True)
+    train(config, tmp_path / "parts", quiet=True)
+    for key, value in tensors(tmp_path / "parts").items():
+        assert torch.equal(value, whole[key]), key
+
+
+def test_a_hyperbolic_run_is_measured_in_the_ball(config: RunConfig, tmp_path: Path) -> None:
+    from unimetric.engine.evaluate import space_of
+    from unimetric.spec import create
+
+    config = changed(config, loss="hyperbolic(curvature=0.5)", epochs=1)
+    best = train(config, tmp_path / "run", quiet=True)
+    assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
+    table = create("datasets", config.dataset)
+    space = space_of(torch.randn(len(table), 8), table, np.arange(len(table)), loss=create("losses", config.loss))
+    assert (space.geometry, space.curvature) == ("poincare", 0.5)

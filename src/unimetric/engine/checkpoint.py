@@ -57,41 +57,49 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UnimetricError(f"{path}: unreadable checkpoint: {error}", "remove the file to begin anew") from None
 
 
-def save(path: Path, *, parts: dict[str, Any], optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
+def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any]) -> None:
     """Write a checkpoint.
 
     Args:
         path: the file.
         parts: whatever has a `state_dict()` of tensors: model, objective, sampler.
-        optimizer: its moments go in as tensors, its groups' numbers as a note.
+        optimizers: their moments go in as tensors, their groups' numbers as a note.
         progress: where the run stands; plain numbers and texts.
     """
     tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
-    state = optimizer.state_dict()
+    groups: dict[str, Any] = {}
     numbers: dict[str, dict[str, float]] = {}
-    for index, moments in state["state"].items():
-        for key, value in moments.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer/{index}/{key}"] = value
-            else:
-                numbers.setdefault(str(index), {})[key] = value
+    for name, optimizer in optimizers.items():
+        state = optimizer.state_dict()
+        groups[name] = state["param_groups"]
+        for index, moments in state["state"].items():
+            for key, value in moments.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}/{index}/{key}"] = value
+                else:
+                    numbers.setdefault(f"{name}/{index}", {})[key] = value
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    write_tensors(path, tensors, {"progress": progress, "groups": state["param_groups"], "numbers": numbers})
+    write_tensors(path, tensors, {"progress": progress, "groups": groups, "numbers": numbers})
 
 
-def restore(path: Path, *, parts: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
     """Read a checkpoint back into what `save` was given; returns the progress."""
     tensors, notes = read_tensors(path)
     for name, part in parts.items():
         part.load_state_dict({key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")})
-    moments: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in notes["numbers"].items()}
-    for key, value in tensors.items():
-        if key.startswith("optimizer/"):
-            _, index, name = key.split("/")
-            moments.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": moments, "param_groups": notes["groups"]})
+    for name, optimizer in optimizers.items():
+        moments: dict[int, dict[str, Any]] = {}
+        for place, values in notes["numbers"].items():
+            owner, _, index = place.partition("/")
+            if owner == name:
+                moments.setdefault(int(index), {}).update(values)
+        for place, value in tensors.items():
+            owner, *index_and_key = place.split("/")
+            if owner == name:
+                moments.setdefault(int(index_and_key[0]), {})[index_and_key[1]] = value
+        optimizer.load_state_dict({"state": moments, "param_groups": notes["groups"][name]})
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

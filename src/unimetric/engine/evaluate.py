@@ -21,7 +21,7 @@ from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, interval, measure
 from unimetric.rerank import reranked
-from unimetric.spec import bind, create
+from unimetric.spec import bind, create, find, parse
 from unimetric.table import Split, Table
 
 
@@ -81,15 +81,16 @@ def embed(
     return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
 
 
-def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, geometry: str = "cosine") -> Space:
-    """The embeddings of some rows of a table, with their labels and protocol."""
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None) -> Space:
+    """The embeddings of some rows of a table, with labels and protocol; a loss with a geometry of its own places them in it."""
+    points, options = loss.placed(embeddings.detach()) if hasattr(loss, "placed") else (embeddings.detach(), {})
     return Space(
-        embeddings.detach(),
+        points,
         torch.from_numpy(table.labels[rows]),
         query=table.query[rows],
         gallery=table.gallery[rows],
         source=table.source[rows],
-        geometry=geometry,
+        **options,
     )
 
 
@@ -152,7 +153,10 @@ def evaluate(
     embeddings = embed(fabric, model, pictures, everything, look, batch=config.evaluate_batch, progress=progress)
     if save is not None:
         np.savez(save, embeddings=embeddings.cpu().numpy(), labels=table.labels[rows], query=table.query[rows], gallery=table.gallery[rows])
-    return numbers_of(space_of(embeddings, table, rows), list(metrics or config.metrics), rerank=rerank, level=level)
+    loss: Any = find("losses", parse(config.loss).name)
+    if hasattr(loss, "placed"):
+        loss = create("losses", config.loss, num_classes=2, dim=embeddings.shape[1])
+    return numbers_of(space_of(embeddings, table, rows, loss=loss), list(metrics or config.metrics), rerank=rerank, level=level)
 
 
 def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:

@@ -17,6 +17,9 @@ from unimetric.spec import bind, create, signature
 class Model(nn.Module):
     """Pictures to embeddings.
 
+    A head may have several branches, each with a loss of its own: then it says their `dims`, gives them by `branches(tokens)`, and
+    joins them to the embedding that neighbours are looked for with by `join(branches)`.
+
     Args:
         backbone: (B, 3, H, W) -> (B, 1 + N, C).
         head: (B, 1 + N, C) -> (B, D).
@@ -26,45 +29,62 @@ class Model(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
         self.dim: int = head.dim
+        self.dims: tuple[int, ...] = getattr(head, "dims", (head.dim,))
         self.channels: int = backbone.channels
         self.mean: tuple[float, ...] = backbone.mean
         self.std: tuple[float, ...] = backbone.std
 
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B N C"]]:
-        """The raw embeddings and the tokens."""
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B N C"], tuple[Tensor, ...]]:
+        """The raw embeddings, the tokens, and the branches of the head."""
         tokens = self.backbone(images)
-        return self.head(tokens), tokens
+        if not hasattr(self.head, "join"):
+            embeddings = self.head(tokens)
+            return embeddings, tokens, (embeddings,)
+        branches = self.head.branches(tokens)
+        return self.head.join(branches), tokens, branches
 
 
 def build_model(config: RunConfig) -> Model:
-    """Backbone and head as the settings name them; random weights come from the seed."""
+    """Backbone, adapter and head as the settings name them; random weights come from the seed."""
     torch.manual_seed(config.seed)
-    backbone = create("backbones", config.backbone, seed=config.seed)
+    backbone = adapted(create("backbones", config.backbone, seed=config.seed), config)
     head = create("heads", config.head, features=backbone.channels, seed=config.seed)
     return Model(backbone, head)
 
 
-def build_objective(config: RunConfig, *, num_classes: int, dim: int, features: int) -> nn.Module:
-    """What the run minimises."""
+def adapted(backbone: Any, config: RunConfig) -> Any:
+    """The backbone as it is trained: itself, or frozen with an adapter in it."""
+    if not config.adapter:
+        return backbone
+    part, arguments = bind("adapters", config.adapter, seed=config.seed)
+    return part(backbone, **arguments)
+
+
+def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:
+    """What the run minimises; it meets the model before either is moved to the device."""
     torch.manual_seed(config.seed + 1)
-    return create(
+    objective = create(
         "objectives",
         config.objective,
         loss=config.loss,
         miner=config.miner or None,
         num_classes=num_classes,
-        dim=dim,
-        features=features,
+        dim=model.dim,
+        branches=model.dims,
+        features=model.channels,
         batch_size=config.batch_size,
         seed=config.seed,
     )
+    if hasattr(objective, "meet"):
+        objective.meet(model)
+    return objective
 
 
 def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> torch.optim.Optimizer:
     """One optimiser with a group for the backbone, the head, and each part of the objective that has parameters.
 
-    A part of the objective that says `lr` learns at that rate; none of them decays (Roth et al. 2020: proxies and boundaries are no
-    weights of the network).
+    A part of the objective that says `lr` learns at that rate, and one that says `group` with those options; none of them decays (Roth
+    et al. 2020: proxies and boundaries are no weights of the network). What says `own_step` is left to the objective.
     """
     part, arguments = bind("optimizers", config.optimizer)
     lr = arguments.get("lr", signature(part).parameters["lr"].default)
@@ -73,10 +93,12 @@ def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> to
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if parameters:
             groups.append({"name": name, "params": parameters, "lr": rate})
+    apart = {id(parameter) for module in objective.modules() if getattr(module, "own_step", False) for parameter in module.parameters()}
     for name, module in objective.named_modules():
-        parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+        parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad and id(parameter) not in apart]
         if parameters:
-            groups.append({"name": name or "objective", "params": parameters, "lr": getattr(module, "lr", lr), "weight_decay": 0.0})
+            options = {"lr": getattr(module, "lr", lr), "weight_decay": 0.0} | getattr(module, "group", {})
+            groups.append({"name": name or "objective", "params": parameters, **options})
     return part(groups, **arguments)
 
 
@@ -88,9 +110,9 @@ def check_fit(config: RunConfig, place: str) -> None:
         for key, nothing in (("pretrained", False), ("weights", "")):
             if key in signature(part).parameters:
                 arguments[key] = nothing
-        backbone = part(**arguments)
-        head = create("heads", config.head, features=backbone.channels)
-        build_objective(config, num_classes=config.batch_size, dim=head.dim, features=backbone.channels)
+        backbone = adapted(part(**arguments), config)
+        model = Model(backbone, create("heads", config.head, features=backbone.channels))
+        build_objective(config, model, num_classes=config.batch_size)
         create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
         create("transforms", config.transform)
     except UnimetricError as error:

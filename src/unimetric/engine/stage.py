@@ -59,9 +59,19 @@ class Stage:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What a checkpoint keeps, apart from the optimiser."""
+        """What a checkpoint keeps, apart from the optimisers."""
         parts = {"model": self.bare, "objective": self.objective}
         return parts | ({"sampler": self.sampler} if self.sampler.needs_embeddings else {})
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The run's optimiser, and those that the objective has of its own."""
+        return {"optimizer": self.optimizer, **getattr(self.objective, "optimizers", {})}
+
+    @property
+    def views(self) -> int:
+        """How many looks at each picture a step takes."""
+        return getattr(self.objective, "views", 1)
 
 
 def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
@@ -69,7 +79,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     table, split = read_table(config)
     labels = np.unique(table.labels[split.train], return_inverse=True)[1]
     bare = build_model(config)
-    objective = build_objective(config, num_classes=int(labels.max()) + 1, dim=bare.dim, features=bare.channels)
+    objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
@@ -135,9 +145,9 @@ def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, d
 def measured(stage: Stage, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
     """Every metric on the validation classes, if there are any, and on the test classes."""
     found: dict[str, float] = {}
-    geometry = getattr(getattr(stage.objective, "loss", None), "geometry", "cosine")
+    loss = getattr(stage.objective, "loss", None)
     for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
         if len(rows):
-            space = space_of(look_at(stage, rows, config, fabric, display), stage.table, rows, geometry=geometry)
+            space = space_of(look_at(stage, rows, config, fabric, display), stage.table, rows, loss=loss)
             found |= {f"{part}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
     return found

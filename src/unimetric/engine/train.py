@@ -15,6 +15,7 @@ from torch import Tensor
 from unimetric.config import RunConfig
 from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
 from unimetric.engine.display import Display
+from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
 from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, refuse_other
 from unimetric.engine.pictures import Look
@@ -60,7 +61,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             room = torch.zeros(len(stage.labels), stage.bare.dim, device=fabric.device)
             sampler.fill(room if going_on else look_at(stage, stage.split.train, config, fabric, display))
         if going_on:
-            progress = restore(checkpoint, parts=stage.parts, optimizer=optimizer)
+            progress = restore(checkpoint, parts=stage.parts, optimizers=stage.optimizers)
             display.line(f"going on after epoch {progress['epoch']}, step {progress['step']}")
         log = Log(folder, fabric, upto=progress["epoch"] if going_on else -1)
         if not going_on:
@@ -75,7 +76,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         def keep(epoch: int, step: int, loss: float) -> None:
             progress.update(epoch=epoch, step=step, loss=loss)
             if chief:
-                save(checkpoint, parts=stage.parts, optimizer=optimizer, progress=progress)
+                save(checkpoint, parts=stage.parts, optimizers=stage.optimizers, progress=progress)
             fabric.barrier()
 
         steps = len(sampler)
@@ -94,10 +95,14 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 for step in range(first, steps):
                     drawn[step] = sampler.batch(step)
                     rows = share(drawn[step], fabric.global_rank, fabric.world_size)
-                    yield stage.split.train[rows], Look(stage.recipe, seed=config.seed, epoch=epoch)
+                    for view in range(stage.views):
+                        yield stage.split.train[rows], Look(stage.recipe, seed=config.seed, epoch=epoch, view=view)
 
             begun, step, terms = time.perf_counter(), first, {}
-            for step, images in enumerate(stage.pictures.load(requests()), first):
+            looks = zip(
+                *[stage.pictures.load(requests())] * stage.views, strict=True
+            )  # one iterator: a step's views follow each other
+            for step, (images, *views) in enumerate(looks, first):
                 rows = drawn.pop(step)
                 labels = torch.from_numpy(stage.labels[rows])
                 if fabric.device.type == "cuda":
@@ -106,11 +111,12 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 for group, rate in zip(optimizer.param_groups, stage.rates, strict=True):
                     group["lr"] = rate * stage.factor(epoch + step / steps)
 
-                embeddings, tokens = model(images)
-                if fabric.world_size > 1:  # every rank sees the whole batch: the same loss, and the same proxies, everywhere
-                    gathered: Any = fabric.all_gather(embeddings, sync_grads=True)
-                    embeddings = gathered.flatten(0, 1)
-                terms = stage.minimise(Output(embeddings.float(), tokens, images), labels)
+                if hasattr(objective, "begin"):
+                    objective.begin()
+                embeddings, tokens, branches = model(images)
+                output = Output(embeddings.float(), tokens, images, tuple(branch.float() for branch in branches), tuple(views))
+                output = gathered(fabric, output, getattr(objective, "reads", ()))
+                terms = stage.minimise(output, labels)
                 loss: Tensor = torch.stack(list(terms.values())).sum()
                 optimizer.zero_grad()
                 fabric.backward(loss)
@@ -119,8 +125,11 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 if config.clip_value:
                     fabric.clip_gradients(model, optimizer, clip_val=config.clip_value)
                 optimizer.step()
+                if hasattr(objective, "stepped"):
+                    with torch.no_grad():
+                        objective.stepped()
                 if sampler.needs_embeddings:
-                    sampler.refresh(rows, embeddings.detach().float())
+                    sampler.refresh(rows, output.embeddings.detach())
                 total += loss.detach()
 
                 if display.due():

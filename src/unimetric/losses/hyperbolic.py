@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -48,6 +50,13 @@ class Hyperbolic(nn.Module):
         if self.average:
             return total / (pairs.positive.sum() + len(labels))
         return total / (_views(labels) == 0).sum()  # each class has one first sample
+
+    def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+        """The points that neighbours are looked for among, and the geometry they lie in: what a `Space` is to be made of."""
+        if self.curvature == 0:
+            return embeddings, {"geometry": "cosine"}
+        points = to_ball(embeddings, curvature=self.curvature, clip=self.clip)
+        return points, {"geometry": "poincare", "curvature": self.curvature}
 
     def _closeness(self, embeddings: Float[Tensor, "B D"], references: Float[Tensor, "R D"] | None) -> Float[Tensor, "B R"]:
         if self.curvature == 0:

@@ -1,0 +1,1 @@
+"""One file an adapter: `adapter(backbone) -> backbone`, frozen but for what it inserts."""
