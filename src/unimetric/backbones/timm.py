@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import timm
@@ -11,6 +12,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._layouts import recognise, to_timm, torchvision_eps
 from unimetric.errors import UnimetricError, closest
 
 
@@ -20,7 +22,8 @@ class Timm(nn.Module):
     Args:
         name: timm's name, such as `resnet50` or `vit_small_patch16_224`.
         pretrained: fetch timm's weights from the hub.
-        weights: a local file instead (`.safetensors`, or `.pth` with a plain state dict).
+        weights: a local file instead (`.safetensors`, or `.pth` with a plain state dict), in the layout of timm, torchvision, DINOv2,
+            OpenAI's CLIP or Hugging Face.
         frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
         train_affine: but its scale and shift are learnt (as in their code).
         stride_first: the stride of a ResNet's bottleneck is in its first convolution, as in the original Caffe release (He et al. 2015).
@@ -44,6 +47,7 @@ class Timm(nn.Module):
             raise UnimetricError(f"timm has no network `{name}`", near if near.startswith("did") else "see timm.list_models()")
         if pretrained and weights:
             raise UnimetricError("both `pretrained` and `weights` are given", "keep one of them")
+        state = read_weights(weights, backbone="timm") if weights else {}
         size: Any = {"img_size": image_size} if image_size else {}
         try:
             network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
@@ -63,7 +67,9 @@ class Timm(nn.Module):
         if stride_first:
             self._move_strides(name)
         if weights:
-            fill(self.network, self._fit_positions(read_weights(weights)), weights)
+            own = self.network.state_dict()
+            fill(self.network, self._fit_positions(to_timm(state, own)), weights, layout=recognise(state).name)
+            self._set_eps(torchvision_eps(state, name))
         self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
             freeze_batchnorm(self.network, affine=not train_affine)
@@ -87,7 +93,16 @@ class Timm(nn.Module):
         if own is None or given is None or own.shape == given.shape:
             return state
         grid = list(self.network.patch_embed.grid_size)
-        return state | {"pos_embed": resample_abs_pos_embed(given, new_size=grid, num_prefix_tokens=self.prefix)}
+        prefix = 0 if getattr(self.network, "no_embed_class", False) else self.prefix  # positions of patches only
+        patches = given.shape[1] - prefix if given.dim() == 3 else 0
+        if patches < 1 or math.isqrt(patches) ** 2 != patches:
+            return state  # no square of patches: another network's, which `fill` refuses
+        return state | {"pos_embed": resample_abs_pos_embed(given, new_size=grid, num_prefix_tokens=prefix)}
+
+    def _set_eps(self, eps: float | None) -> None:
+        for module in self.network.modules():
+            if eps and isinstance(module, nn.BatchNorm2d):
+                module.eps = eps
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         stage = self.network.forward_features(images)

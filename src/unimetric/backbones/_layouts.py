@@ -1,0 +1,238 @@
+"""One network, many spellings: which layout a weights file has, told by its keys, and the same tensors under the names we load.
+
+Every rule is `(pattern, replacement)` on a key; a layout is a list of rules, applied in order. Nothing here knows a file or a network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Whose file it is.
+
+    Args:
+        name: what people call it, for messages.
+        sign: a key that only this layout has.
+        backbone: the file of `backbones/` that reads it.
+        rules: from its keys to ours.
+    """
+
+    name: str
+    sign: str
+    backbone: str
+    rules: Rules = ()
+
+
+def _next(prefix: str, *, of: int = 1) -> Callable[[re.Match[str]], str]:
+    """Where one counts from 0 and the other from 1."""
+    return lambda match: prefix + str(int(match[of]) + 1)
+
+
+_HUGGING_FACE_VIT: Rules = (
+    (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.distillation_token$", "dist_token"),
+    (r"^embeddings\.", ""),
+    (r"^(?:encoder\.)?layers?\.(\d+)\.", r"blocks.\1."),
+    (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attn.\1."),
+    (r"\.attention\.(q|k|v)_proj\.", r".attn.\1."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.(?:intermediate\.dense|mlp\.weights_in)\.", ".mlp.fc1."),
+    (r"\.(?:output\.dense|mlp\.weights_out)\.", ".mlp.fc2."),
+    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
+    (r"^layernorm\.", "norm."),
+)
+_HUGGING_FACE_CLIP: Rules = (
+    (r"^vision_model\.", "visual."),
+    (r"^visual\.embeddings\.class_embedding$", "cls_token"),
+    (r"^visual\.embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^visual\.embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^visual\.pre_layrnorm\.", "norm_pre."),
+    (r"^visual\.post_layernorm\.", "norm."),
+    (r"^visual\.encoder\.layers\.", "blocks."),
+    (r"^(blocks\.\d+)\.self_attn\.(q|k|v)_proj\.", r"\1.attn.\2."),
+    (r"^(blocks\.\d+)\.self_attn\.out_proj\.", r"\1.attn.proj."),
+    (r"^(blocks\.\d+)\.layer_norm", r"\1.norm"),
+)
+_OPENAI_CLIP: Rules = (
+    (r"^visual\.class_embedding$", "cls_token"),
+    (r"^visual\.positional_embedding$", "pos_embed"),
+    (r"^visual\.conv1\.", "patch_embed.proj."),
+    (r"^visual\.ln_pre\.", "norm_pre."),
+    (r"^visual\.ln_post\.", "norm."),
+    (r"^visual\.transformer\.resblocks\.", "blocks."),
+    (r"^(blocks\.\d+)\.attn\.in_proj_", r"\1.attn.qkv."),
+    (r"^(blocks\.\d+)\.attn\.out_proj\.", r"\1.attn.proj."),
+    (r"^(blocks\.\d+)\.ln_", r"\1.norm"),
+    (r"^(blocks\.\d+)\.mlp\.c_fc\.", r"\1.mlp.fc1."),
+    (r"^(blocks\.\d+)\.mlp\.c_proj\.", r"\1.mlp.fc2."),
+)
+_TORCHVISION_VIT: Rules = (
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_(\d)\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
+)
+_DINOV2: Rules = (  # timm's names but for these; training in chunks writes `blocks.<chunk>.<block>.`
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
+    (r"\.mlp\.w12\.", ".mlp.fc1."),
+    (r"\.mlp\.w3\.", ".mlp.fc2."),
+)
+_HUGGING_FACE_RESNET: Rules = (
+    (r"^resnet\.", ""),
+    (r"^embedder\.embedder\.convolution\.", "conv1."),
+    (r"^embedder\.embedder\.normalization\.", "bn1."),
+    (r"^encoder\.stages\.(\d+)\.layers", _next("layer")),
+    (r"\.layer\.(\d+)\.convolution", _next(".conv")),
+    (r"\.layer\.(\d+)\.normalization", _next(".bn")),
+    (r"\.shortcut\.convolution\.", ".downsample.0."),
+    (r"\.shortcut\.normalization\.", ".downsample.1."),
+)
+_SEGFORMER: Rules = (  # to what Hugging Face keeps on its hub
+    (r"^patch_embed(\d)\.", lambda match: f"encoder.patch_embeddings.{int(match[1]) - 1}."),
+    (r"^block(\d)\.", lambda match: f"encoder.block.{int(match[1]) - 1}."),
+    (r"^norm(\d)\.", lambda match: f"encoder.layer_norm.{int(match[1]) - 1}."),
+    (r"^(encoder\.patch_embeddings\.\d)\.norm\.", r"\1.layer_norm."),
+    (r"\.norm([12])\.", r".layer_norm_\1."),
+    (r"\.attn\.q\.", ".attention.self.query."),
+    (r"\.attn\.kv\.", ".attention.self.key_value."),
+    (r"\.attn\.proj\.", ".attention.output.dense."),
+    (r"\.attn\.sr\.", ".attention.self.sr."),
+    (r"\.attn\.norm\.", ".attention.self.layer_norm."),
+    (r"\.mlp\.fc", ".mlp.dense"),
+)
+_TRANSFORMERS_5: Rules = (  # from the hub's names to those that transformers 5 has in memory
+    (r"^encoder\.patch_embeddings\.(\d)\.", r"stages.\1.patch_embeddings."),
+    (r"^encoder\.block\.(\d)\.", r"stages.\1.blocks."),
+    (r"^encoder\.layer_norm\.(\d)\.", r"stages.\1.layer_norm."),
+    (r"\.layer_norm_1\.", ".layernorm_before."),
+    (r"\.layer_norm_2\.", ".layernorm_after."),
+    (r"\.attention\.self\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+    (r"\.attention\.self\.sr\.", ".attention.sequence_reduction.sequence_reduction."),
+    (r"\.attention\.self\.layer_norm\.", ".attention.sequence_reduction.layer_norm."),
+    (r"\.mlp\.dense", ".mlp.fc"),
+)
+_CAFFE_INCEPTION: Rules = (
+    (r"^inception_(\d[a-e])_", r"\1."),
+    (r"_bn\.(\w+)$", r".norm.\1"),
+    (r"^(?!.*\.norm\.\w+$)(.+)\.(weight|bias)$", r"\1.conv.\2"),
+)
+
+LAYOUTS = (
+    Layout("SegFormer", r"^patch_embed1\.proj\.weight$", "mit", _SEGFORMER),
+    Layout("Hugging Face SegFormer", r"^(segformer\.)?(encoder\.patch_embeddings\.0|stages\.0\.patch_embeddings)\.proj\.weight$", "mit"),
+    Layout("torchvision GoogLeNet", r"^inception3a\.branch1\.conv\.weight$", "googlenet"),
+    Layout("Caffe BN-Inception", r"^inception_3a_double_3x3_1\.weight$", "bn_inception", _CAFFE_INCEPTION),
+    Layout("Hugging Face CLIP", r"^vision_model\.embeddings\.class_embedding$", "timm", _HUGGING_FACE_CLIP),
+    Layout("OpenAI CLIP", r"^visual\.class_embedding$", "timm", _OPENAI_CLIP),
+    Layout("torchvision ViT", r"^encoder\.layers\.encoder_layer_0\.ln_1\.weight$", "timm", _TORCHVISION_VIT),
+    Layout("Hugging Face ResNet", r"^(resnet\.)?embedder\.embedder\.convolution\.weight$", "timm", _HUGGING_FACE_RESNET),
+    Layout("Hugging Face ViT", r"^(\w+\.)?embeddings\.patch_embeddings\.projection\.weight$", "timm", _HUGGING_FACE_VIT),
+    Layout("DINOv2", r"^mask_token$", "timm", _DINOV2),
+    Layout("torchvision MobileNet or EfficientNet", r"^features\.0\.1\.running_mean$", "timm"),
+    Layout("torchvision ResNet", r"^layer1\.0\.conv1\.weight$", "timm"),
+    Layout("timm", r"", "timm"),  # whatever has no mark of its own
+)
+
+
+def recognise(state: State) -> Layout:
+    """The layout of a table of tensors, by its keys.
+
+    >>> recognise({"patch_embed1.proj.weight": torch.zeros(1)}).name
+    'SegFormer'
+    """
+    return next(layout for layout in LAYOUTS if any(re.search(layout.sign, key) for key in state))
+
+
+def rename(state: State, rules: Rules) -> State:
+    """Every key through every rule, in order.
+
+    >>> list(rename({"a.0.weight": torch.zeros(1)}, ((r"^a\\.(\\d)", r"b\\1"),)))
+    ['b0.weight']
+    """
+
+    def through(key: str) -> str:
+        for pattern, replacement in rules:
+            key = re.sub(pattern, replacement, key)
+        return key
+
+    return {through(key): value for key, value in state.items()}
+
+
+def to_timm(state: State, own: State) -> State:
+    """Weights in any layout of a network that timm has, under timm's names. `own` is the network's state dict: what is wanted."""
+    layout = recognise(state)
+    if layout.name == "torchvision MobileNet or EfficientNet":
+        return _by_order(state, own)
+    state = rename(state, layout.rules)
+    for key in [key for key in state if ".attn.q." in key]:  # timm multiplies by one matrix for all three
+        parts = [key.replace(".attn.q.", f".attn.{letter}.") for letter in "qkv"]
+        if all(part in state for part in parts):  # if not, the network will miss them and say so
+            state[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat([state.pop(part) for part in parts])
+    if layout.name.endswith("CLIP") and "pos_embed" in state:
+        state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"][None]
+    if (
+        "register_tokens" in state and {"pos_embed", "cls_token"} <= state.keys()
+    ):  # timm adds positions to patches only, so that of the class token goes into the token
+        positions = state["pos_embed"]
+        state |= {
+            "reg_token": state.pop("register_tokens"),
+            "pos_embed": positions[:, 1:],
+            "cls_token": state["cls_token"] + positions[:, :1],
+        }
+    return state
+
+
+def _by_order(state: State, own: State) -> State:
+    """torchvision numbers layers where timm names them, but both count them in the order of the forward pass."""
+    given = [state[key] for key in sorted(state, key=_place) if key.startswith("features.") and not key.endswith("num_batches_tracked")]
+    if "conv_head.bias" in own and "classifier.0.bias" in state:  # MobileNetV3: the layer after the pooling, a convolution in timm
+        given += [state["classifier.0.weight"][..., None, None], state["classifier.0.bias"]]
+    wanted = [key for key in own if not key.endswith("num_batches_tracked")]
+    return dict(zip(wanted, given, strict=True)) if len(wanted) == len(given) else state
+
+
+def _place(key: str) -> list[tuple[int, str]]:
+    """Where a tensor stands in its module: a .safetensors file is sorted by the alphabet, which puts layer 10 before layer 2."""
+    leaves = ("weight", "bias", "running_mean", "running_var")
+    return [(int(word), "") if word.isdigit() else (leaves.index(word), "") if word in leaves else (0, word) for word in key.split(".")]
+
+
+def torchvision_eps(state: State, name: str) -> float | None:
+    """torchvision's BatchNorm has another epsilon than timm's in these networks, which no weight tells."""
+    other = ("mobilenetv3", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7", "efficientnetv2")
+    return 1e-3 if recognise(state).name == "torchvision MobileNet or EfficientNet" and name.startswith(other) else None
+
+
+def to_segformer(state: State, own: State) -> State:
+    """SegFormer's encoder, in the original layout or Hugging Face's, under the names of the transformers that is installed."""
+    state = rename(state, ((r"^segformer\.", ""), *recognise(state).rules))
+    for key in [key for key in state if ".key_value." in key]:
+        state[key.replace("key_value", "key")], state[key.replace("key_value", "value")] = state.pop(key).chunk(2)
+    return rename(state, _TRANSFORMERS_5) if "stages.0.layer_norm.weight" in own else state
+
+
+def to_inception(state: State) -> State:
+    """BN-Inception as converted from Caffe; the oldest conversions keep BatchNorm's vectors as rows."""
+    state = rename(state, recognise(state).rules)
+    return {key: value.flatten() if ".norm." in key and value.dim() == 2 else value for key, value in state.items()}

@@ -1,0 +1,117 @@
+"""BN-Inception, on which metric learning was measured for years and which no library keeps any more."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._layouts import recognise, to_inception
+
+# The table of the paper (its figure 5): width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and the projection after
+# the pooling. A module without 1x1 and projection halves the map and passes the pooled input through.
+_TABLE = {
+    "3a": (64, (64, 64), (64, 96), 32),
+    "3b": (64, (64, 96), (64, 96), 64),
+    "3c": (0, (128, 160), (64, 96), 0),
+    "4a": (224, (64, 96), (96, 128), 128),
+    "4b": (192, (96, 128), (96, 128), 128),
+    "4c": (160, (128, 160), (128, 160), 128),
+    "4d": (96, (128, 192), (160, 192), 128),
+    "4e": (0, (128, 192), (192, 256), 0),
+    "5a": (352, (192, 320), (160, 224), 128),
+    "5b": (352, (192, 320), (192, 224), 128),
+}
+
+
+class BnInception(nn.Module):
+    """Batch normalization (Ioffe & Szegedy, ICML 2015), its ImageNet network: (B, 3, H, W) -> (B, 1 + N, 1024), N = 49 at 224 pixels.
+
+    Differs from the paper's table as the released Caffe network does, whose weights everybody uses: 4c and 4d project their pooling to 128,
+    not 96. That network reads blue, green, red from 0 to 255, less (104, 117, 128); ours takes red, green, blue like all backbones, and
+    turns them around itself. A map of odd side is padded by zeros before it is halved, so that pictures of any side pass.
+
+    Args:
+        weights: a local file with the network as converted from Caffe (`bn_inception-52deb4733.pth`); empty is random weights.
+        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
+        train_affine: but its scale and shift are learnt.
+    """
+
+    mean = (128 / 255, 117 / 255, 104 / 255)
+    std = (1 / 255, 1 / 255, 1 / 255)
+    channels = 1024
+
+    def __init__(self, *, weights: str = "", frozen_batchnorm: bool = False, train_affine: bool = False) -> None:
+        super().__init__()
+        state = read_weights(weights, backbone="bn_inception") if weights else {}
+        layers: dict[str, nn.Module] = {
+            "conv1_7x7_s2": _Unit(3, 64, 7, stride=2),
+            "pool1": nn.MaxPool2d(3, 2, ceil_mode=True),
+            "conv2_3x3_reduce": _Unit(64, 64, 1),
+            "conv2_3x3": _Unit(64, 192, 3),
+            "pool2": nn.MaxPool2d(3, 2, ceil_mode=True),
+        }
+        width = 192
+        for name, (one, three, double, projection) in _TABLE.items():
+            layers[name] = _Module(width, one, three, double, projection, pool="max" if name == "5b" else "average")
+            width = one + three[1] + double[1] + (projection or width)
+        self.network = nn.Sequential()
+        for name, layer in layers.items():
+            self.network.add_module(name, layer)
+        if weights:
+            fill(self.network, to_inception(state), weights, layout=recognise(state).name)
+        self.frozen_batchnorm = frozen_batchnorm
+        if frozen_batchnorm:
+            freeze_batchnorm(self.network, affine=not train_affine)
+            rest_batchnorm(self.network)
+
+    def train(self, mode: bool = True) -> BnInception:
+        super().train(mode)
+        if self.frozen_batchnorm:
+            rest_batchnorm(self.network)
+        return self
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
+        return tokens_of(self.network(images.flip(1)))
+
+
+class _Unit(nn.Module):
+    """Convolution, BatchNorm, ReLU. The bias that BatchNorm makes idle is kept: a frozen BatchNorm does not take it out."""
+
+    def __init__(self, before: int, after: int, side: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, side, stride, side // 2)
+        self.norm = nn.BatchNorm2d(after)
+
+    def forward(self, map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D h w"]:
+        return functional.relu(self.norm(self.conv(map_)), inplace=True)
+
+
+class _Module(nn.ModuleDict):
+    """Four looks at a map, side by side; one line of the table. Keys are Caffe's."""
+
+    def __init__(self, before: int, one: int, three: tuple[int, int], double: tuple[int, int], projection: int, *, pool: str) -> None:
+        stride = 1 if projection else 2
+        units = {"1x1": _Unit(before, one, 1)} if one else {}
+        units |= {"3x3_reduce": _Unit(before, three[0], 1), "3x3": _Unit(*three, 3, stride=stride)}
+        units |= {"double_3x3_reduce": _Unit(before, double[0], 1), "double_3x3_1": _Unit(*double, 3)}
+        units |= {"double_3x3_2": _Unit(double[1], double[1], 3, stride=stride)}
+        units |= {"pool_proj": _Unit(before, projection, 1)} if projection else {}
+        super().__init__(units)
+        self.pool = pool
+
+    def forward(self, map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D h w"]:
+        looks = [self["1x1"](map_)] if "1x1" in self else []
+        looks.append(self["3x3"](self["3x3_reduce"](map_)))
+        looks.append(self["double_3x3_2"](self["double_3x3_1"](self["double_3x3_reduce"](map_))))
+        if "pool_proj" not in self:
+            # Nothing is below zero after ReLU, so zeros change no maximum.
+            even = functional.pad(map_, (0, map_.shape[3] % 2, 0, map_.shape[2] % 2))
+            looks.append(functional.max_pool2d(even, 3, 2, ceil_mode=True))
+        elif self.pool == "max":
+            looks.append(self["pool_proj"](functional.max_pool2d(map_, 3, 1, 1)))
+        else:
+            looks.append(self["pool_proj"](functional.avg_pool2d(map_, 3, 1, 1)))
+        return torch.cat(looks, 1)
