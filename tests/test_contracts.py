@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 
+from unimetric.engine.model import Model
 from unimetric.geometry import Dice, Memory, Pairs, Triplets, compare
 from unimetric.objectives import Output
 from unimetric.spec import bind, create, find, names
@@ -18,7 +19,7 @@ from unimetric.spec import bind, create, find, names
 CLASSES, DIM = 6, 8
 
 #: What a run offers, in small.
-OFFERED = {"num_classes": CLASSES, "dim": DIM, "features": DIM, "batch_size": 12, "seed": 0}
+OFFERED = {"num_classes": CLASSES, "dim": DIM, "branches": (DIM,), "features": DIM, "batch_size": 12, "seed": 0}
 
 KINDS = ("losses", "miners", "objectives")
 PARTS = [(kind, name) for kind in KINDS for name in names(kind)]
@@ -327,17 +328,38 @@ def test_miner_captures_as_one_graph(name):
 OBJECTIVES = names("objectives")
 
 
-def output(z):
+def introduced(name, **offered):
+    """An objective from its defaults that has met a small model, whose head is the one of the same name where there is one."""
+    torch.manual_seed(0)
+    head = create("heads", f"{name if name in names('heads') else 'linear'}(dim={DIM})", features=DIM)
+    model = Model(create("backbones", f"small(channels={DIM})"), head)
+    objective = build("objectives", name, **({"dim": model.dim, "branches": model.dims} | offered))
+    if hasattr(objective, "meet"):
+        objective.meet(model)
+    objective.dims = model.dims
+    return begun(objective)
+
+
+def begun(objective):
+    if hasattr(objective, "begin"):
+        objective.begin()
+    return objective
+
+
+def output(z, objective):
     """A model's whole answer of which everything follows from the embeddings, so that one gradient tells of all."""
     tokens = torch.stack([z, z.roll(1, 1), z.roll(2, 1)], 1)
-    return Output(z, tokens, z[:, :3, None, None].expand(-1, 3, 4, 4))
+    images = z[:, :3, None, None].expand(-1, 3, 16, 16)
+    turns = [torch.randn(DIM, dim, generator=torch.Generator().manual_seed(number)) for number, dim in enumerate(objective.dims)]
+    branches = (z, *(z @ turn for turn in turns[1:]))
+    return Output(z, tokens, images, branches, (images.flip(0),) * (getattr(objective, "views", 1) - 1))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_gives_named_terms(name):
     z, y = batch()
-    objective = build("objectives", name)
-    terms = objective(output(z.requires_grad_()), y)
+    objective = introduced(name)
+    terms = objective(output(z.requires_grad_(), objective), y)
     assert terms
     assert all(isinstance(key, str) and term.shape == () and term.isfinite() for key, term in terms.items())
     check_gradients(sum(terms.values()), z, objective)
@@ -348,8 +370,8 @@ def test_objective_gives_named_terms(name):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_survives_degenerate_batches(name, case):
     z, y = degenerate(case)
-    objective = build("objectives", name)
-    total = sum(objective(output(z), y).values())
+    objective = introduced(name)
+    total = sum(objective(output(z, objective), y).values())
     assert total.isfinite()
     check_gradients(total, z, objective)
 
@@ -357,27 +379,32 @@ def test_objective_survives_degenerate_batches(name, case):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_goes_on_from_a_checkpoint(name):
     z, y = batch()
-    objective, resumed = build("objectives", name), build("objectives", name)
-    objective(output(z), y)
+    objective, resumed = introduced(name), introduced(name)
+    objective(output(z, objective), y)
+    if hasattr(objective, "stepped"):
+        with torch.no_grad():
+            objective.stepped()
     resumed.load_state_dict(objective.state_dict())
-    assert {key: term.item() for key, term in objective(output(z), y).items()} == {
-        key: term.item() for key, term in resumed(output(z), y).items()
+    for key, optimizer in getattr(objective, "optimizers", {}).items():
+        resumed.optimizers[key].load_state_dict(optimizer.state_dict())
+    assert {key: term.item() for key, term in begun(objective)(output(z, objective), y).items()} == {
+        key: term.item() for key, term in begun(resumed)(output(z, objective), y).items()
     }
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_captures_as_one_graph(name):
     z, y = batch()
-    eager = build("objectives", name)
-    captured = copy.deepcopy(eager)
+    eager, captured = introduced(name), introduced(name)
     torch._dynamo.reset()
-    terms = torch.compile(captured, fullgraph=True, backend="aot_eager")(output(z), y)
-    for key, term in eager(output(z), y).items():
+    terms = torch.compile(captured, fullgraph=True, backend="aot_eager")(output(z, eager), y)
+    for key, term in eager(output(z, eager), y).items():
         assert terms[key].item() == pytest.approx(term.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_takes_the_loss_and_the_miner_of_the_run(name):
-    part, given = bind("objectives", name, **OFFERED, loss="multi_similarity", miner="all")
+    _, given = bind("objectives", name, **OFFERED, loss="multi_similarity", miner="all")
     assert {"loss", "miner"} <= set(given), f"objectives/{name}.py: ask for `loss` and `miner`"
-    assert part(**given)(output(batch()[0]), batch()[1])
+    objective = introduced(name, loss="multi_similarity", miner="all")
+    assert objective(output(batch()[0], objective), batch()[1])
