@@ -1,0 +1,189 @@
+"""What each objective costs: step time and peak memory against the plain one.
+
+    python benchmarks/objectives.py --device cuda --network resnet50             # batch 112, bf16, channels last
+    python benchmarks/objectives.py --device cuda --network resnet50 --compile
+    python benchmarks/objectives.py --device cpu --network small --rounds 3 --steps 5
+
+A step is that of `unimetric.engine.train`, call by call, on a stage that the engine has set: views cropped out of made-up pictures in
+memory, `begin`, model, objective, backward, optimiser, `stepped`. All objectives take turns in one process, and the ratio is the median
+over rounds of each round's own ratio. The targets: S2SD 1.10, Uniform Prior 1.05, DiVA 2.30 (a second view, and a copy of the network).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from unimetric import pack
+from unimetric.config import RunConfig, load
+from unimetric.engine.display import Display
+from unimetric.engine.distributed import gathered
+from unimetric.engine.evaluate import open_fabric
+from unimetric.engine.pictures import Look
+from unimetric.engine.stage import Stage, set_stage
+from unimetric.objectives import Output
+from unimetric.table import Table
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet50": {"backbone": "timm(name='resnet50', frozen_batchnorm=True)", "transform": "base"},
+    "small": {"backbone": "small", "transform": "glyphs"},
+}
+#: Name, objective, head, and how many times the plain step it may cost.
+OBJECTIVES = (
+    ("plain", "plain", "linear(dim=128)", 1.0),
+    ("s2sd, four branches", "s2sd(delay=0)", "linear(dim=128)", 1.10),
+    ("s2sd of ooDML", "s2sd(dims=(1024, 1536, 2048), pool_aggr=True, delay=0)", "linear(dim=128)", 1.10),
+    ("uniform_prior", "uniform_prior", "linear(dim=128)", 1.05),
+    ("mixup", "mixup", "linear(dim=128)", None),
+    ("diva", "diva", "diva(dim=128)", 2.30),
+)
+MIB = 2**20
+
+
+def made_up_pack(path: Path, *, height: int, width: int) -> None:
+    """Seventy classes of twenty random pictures, all but four classes to train on."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(1400) % 70
+    few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
+    table = Table(
+        paths=tuple(map(str, range(1400))),
+        labels=labels,
+        class_names=tuple(f"c{number}" for number in range(70)),
+        train=labels >= 4,
+        source_names=("made up",),
+    )
+    pack.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
+
+
+def training(stage: Stage, config: RunConfig, fabric: Fabric) -> Iterator[torch.Tensor]:
+    """A step of the engine's loop each time it is asked for another."""
+    model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
+    drawn: deque[np.ndarray] = deque()
+
+    def requests() -> Iterator[tuple[np.ndarray, Look]]:
+        for number in itertools.count():
+            sampler.epoch, step = divmod(number, len(sampler))
+            drawn.append(sampler.batch(step))
+            for view in range(stage.views):
+                yield stage.split.train[drawn[-1]], Look(stage.recipe, seed=config.seed, epoch=sampler.epoch, view=view)
+
+    model.train()
+    objective.train()
+    for images, *views in zip(*[stage.pictures.load(requests())] * stage.views, strict=True):
+        labels = torch.from_numpy(stage.labels[drawn.popleft()])
+        labels = (labels.pin_memory() if fabric.device.type == "cuda" else labels).to(fabric.device, non_blocking=True)
+        for group, rate in zip(optimizer.param_groups, stage.rates, strict=True):
+            group["lr"] = rate * stage.factor(0)
+        if hasattr(objective, "begin"):
+            objective.begin()
+        embeddings, tokens, branches = model(images)
+        output = Output(embeddings.float(), tokens, images, tuple(branch.float() for branch in branches), tuple(views))
+        output = gathered(fabric, output, getattr(objective, "reads", ()))
+        terms = stage.minimise(output, labels)
+        loss = torch.stack(list(terms.values())).sum()
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+        if hasattr(objective, "stepped"):
+            with torch.no_grad():
+                objective.stepped()
+        yield loss.detach()
+
+
+def milliseconds(steps: Iterator[torch.Tensor], count: int, device: torch.device) -> float:
+    """A step, when the host may run ahead of the device as it does in training."""
+    wait(device)
+    begun = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    wait(device)
+    return 1000 * (time.perf_counter() - begun) / count
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--network", choices=tuple(NETWORKS), default="resnet50")
+    parser.add_argument("--batch", type=int, default=112)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=30, help="steps a round")
+    parser.add_argument("--compile", action="store_true", help="model and objective through torch.compile")
+    parser.add_argument("--only", default="", help="names that begin so, by commas; the plain one is always there")
+    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    options = parser.parse_args()
+    cuda = options.device == "cuda"
+    wanted = tuple(options.only.split(","))
+    times: dict[str, list[float]] = {}
+    memory: dict[str, float] = {}
+    runs: dict[str, Iterator[torch.Tensor]] = {}
+    with tempfile.TemporaryDirectory() as folder, Display(quiet=True) as display:
+        path = Path(folder) / "made_up.pack"
+        made_up_pack(path, **({"height": 375, "width": 500} if options.network == "resnet50" else {"height": 32, "width": 32}))
+        device = torch.device(options.device)
+        torch.backends.cudnn.benchmark = cuda
+        for name, objective, head, _ in OBJECTIVES:
+            if name != "plain" and not name.startswith(wanted):
+                continue
+            config = load(
+                dataset=f"pack(path='{path}')",
+                objective=objective,
+                head=head,
+                loss="margin",
+                miner="distance_weighted",
+                batch_size=options.batch,
+                device=options.device,
+                compile=options.compile,
+                residence="device" if cuda else "host",
+                logger="none",
+                **NETWORKS[options.network],
+            )
+            fabric = open_fabric(config)
+            before = torch.cuda.memory_allocated() if cuda else 0
+            runs[name] = training(stage := set_stage(config, fabric, display), config, fabric)
+            milliseconds(runs[name], 5, device)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+                milliseconds(runs[name], 10, device)
+                pixels = getattr(stage.pictures, "pixels", None)
+                own = pixels.numel() * pixels.element_size() if isinstance(pixels, torch.Tensor) else 0
+                memory[name] = (torch.cuda.max_memory_allocated() - before - own) / MIB
+        for _ in range(options.rounds):  # in turns: the machine's mood changes
+            for name, steps in runs.items():
+                times.setdefault(name, []).append(milliseconds(steps, options.steps, device))
+
+    where = torch.cuda.get_device_name() if cuda else "cpu"
+    print(f"{options.network}, batch {options.batch}, {where}" + (", compiled" if options.compile else ""))
+    print(f"{'objective':<22}{'ms a step':>10}{'ratio':>8}{'rounds from .. to':>20}{'allowed':>9}{'peak MiB':>10}{'ratio':>8}")
+    results = {}
+    for name, _, _, allowed in OBJECTIVES:
+        if name not in times:
+            continue
+        ratios = [mine / plain for mine, plain in zip(times[name], times["plain"], strict=True)]
+        ratio, span = statistics.median(ratios), f"{min(ratios):.3f} .. {max(ratios):.3f}"
+        held = f"{memory[name]:10,.0f}{memory[name] / memory['plain']:8.3f}" if memory else f"{'-':>10}{'-':>8}"
+        bound = f"{allowed:.2f}" if allowed else "-"
+        print(f"{name:<22}{statistics.median(times[name]):10.2f}{ratio:8.3f}{span:>20}{bound:>9}{held}")
+        results[name] = {"ms": statistics.median(times[name]), "ratio": ratio, "ratios": ratios, "peak_mib": memory.get(name)}
+    if options.out:
+        options.out.write_text(json.dumps({"machine": where, "compile": options.compile, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Diverse features: four heads with four tasks, kept apart by an adversary."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unimetric.errors import UnimetricError
+from unimetric.geometry import Dice, Pairs, Triplets, draw, unit
+from unimetric.objectives import Output
+from unimetric.spec import create
+
+
+class Diva(nn.Module):
+    """Diverse visual feature aggregation (Milbich et al., ECCV 2020), for the head `diva`: discriminative, shared, self-similarity, intra.
+
+        L = loss(disc, y) + shared aux(shared, y[pi]) + own dance(self) + intra aux(intra, within classes) + adversary
+        dance = mean_i CE([q_i k_i, w_i1 q_i m_1, ..., w_iM q_i m_M] / temperature, 0)
+        adversary = -rho sum over s in {shared, self, intra} of  mean over batch and dimensions of (unit(disc) unit(R_s(unit(s))))^2
+
+    *Shared*: classes mean nothing, since the labels are permuted. *Intra*: anchor, positive and negative come from one class, each drawn
+    with replacement; a triplet whose negative is the anchor itself does not count. *Self-similarity* (DaNCE): q is the head's direction
+    for the first view, k that for the second view by a copy of the network that follows as an exponential moving average, m are the keys
+    of the last `queue` batches, and w are weights inverse to the density of distances on the sphere (d not below 0.5, none beyond 1.4),
+    summing to 1 for each query. *Adversary*: each R_s, a small network, learns to foretell `disc` from s, and both heads get its gradient
+    with the opposite sign, so that they come to tell different things.
+
+    Differs from the authors' code: it normalises w over the batch by mistake (`--diva_fixed` mends it, without a change of results); it
+    fills the queue before training, whereas here the first batches fill it and empty slots do not count; it shuffles BatchNorm's batches,
+    where our copy stands in test mode and has nothing to leak. ooDML's script permutes labels for the intra head, too, probably a slip.
+    The paper's adversary sums over dimensions, which makes its rho 128 times smaller.
+
+    Args:
+        loss: a part of `losses/`, for the discriminative head.
+        miner: a part of `miners/` for that loss; its own where none is named.
+        auxiliary: a part of `losses/` that reads triplets, for the shared and the intra head.
+        shared: weight of the shared head's loss: 0.3 for CUB200, 0.15 for CARS196, 0.2 for Stanford Online Products.
+        own: weight of the self-similarity head's loss, the same.
+        intra: weight of the intra head's loss, the same.
+        rho: weight of the adversary: 1500 for CUB200, 100 for CARS196, 150 for Stanford Online Products.
+        hidden: width of the adversary's networks.
+        lr: learning rate of the adversary's networks.
+        queue: batches of keys to remember: 30, and 70 for Stanford Online Products.
+        temperature: divides the similarities of `dance`.
+        momentum: how much of the moving average stays at each step.
+        half_keys: on a GPU the copy of the network runs in bfloat16.
+        num_classes: training classes.
+        branches: dimensions of the head's branches; a run gives it.
+        batch_size: pictures a step.
+    """
+
+    views = 2
+    reads = ("images",)
+    keys: Tensor
+    state: Tensor
+
+    def __init__(
+        self,
+        *,
+        loss: str = "margin",
+        miner: str | None = None,
+        auxiliary: str = "margin",
+        shared: float = 0.3,
+        own: float = 0.3,
+        intra: float = 0.3,
+        rho: float = 1500.0,
+        hidden: int = 512,
+        lr: float = 1e-5,
+        queue: int = 30,
+        temperature: float = 0.01,
+        momentum: float = 0.9,
+        half_keys: bool = True,
+        num_classes: int,
+        branches: tuple[int, ...],
+        batch_size: int,
+    ) -> None:
+        super().__init__()
+        if len(branches) != 4 or len(set(branches)) != 1:
+            raise UnimetricError(
+                f"the objective `diva` needs a head with four equal branches, not {len(branches)}", 'write `head = "diva(dim=128)"`'
+            )
+        dim = branches[0]
+        self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
+        self.shared_loss = create("losses", auxiliary, num_classes=num_classes, dim=dim)
+        self.intra_loss = create("losses", auxiliary, miner=_Within(), num_classes=num_classes, dim=dim)
+        if not any(isinstance(part, _Within) for part in self.intra_loss.modules()):
+            raise UnimetricError(f"`{auxiliary}` reads no triplets, which the intra head's are", "write `diva(auxiliary='margin')`")
+        self.regressors = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim)) for _ in ("shared", "self", "intra")
+        )
+        part: Any
+        for part in self.regressors.modules():
+            part.lr = lr
+        self.shared, self.own, self.intra, self.rho = shared, own, intra, rho
+        self.temperature, self.momentum, self.half_keys = temperature, momentum, half_keys
+        self.dice = Dice()
+        self.teacher: Any = None
+        self.student: list[Any] = []  # in a list, so that the model's weights do not become the objective's
+        self.register_buffer("keys", torch.zeros(queue * batch_size, dim))
+        self.register_buffer("state", torch.zeros(2, dtype=torch.int64))  # where the next batch goes, how much is filled
+
+    def meet(self, model: Any) -> None:
+        """Copy the network; the copy only follows."""
+        self.student = [model]
+        self.teacher = copy.deepcopy(model).requires_grad_(False).to(memory_format=torch.channels_last).eval()
+
+    def train(self, mode: bool = True) -> Diva:
+        super().train(mode)
+        if self.teacher is not None:
+            self.teacher.eval()
+        return self
+
+    def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
+        disc, shared, own, intra = output.branches
+        order = self.dice(len(labels)).argsort(stable=True)
+        adversary = sum(likeness(regressor, source, disc) for regressor, source in zip(self.regressors, (shared, own, intra), strict=True))
+        return {
+            "loss": self.loss(disc, labels),
+            "shared": self.shared * self.shared_loss(shared, labels[order]),
+            "self": self.own * self._dance(unit(own), self._look(output)),
+            "intra": self.intra * self.intra_loss(intra, labels),
+            "adversary": -self.rho * adversary,
+        }
+
+    @torch.no_grad()
+    def _look(self, output: Output) -> Float[Tensor, "B D"]:
+        """Keys: what the moving average makes of the second view. Without a network to follow, the branch itself."""
+        if self.teacher is None:
+            return unit(output.branches[2]).clone()
+        view = output.views[0]
+        with torch.autocast(view.device.type, dtype=torch.bfloat16, enabled=self.half_keys and view.is_cuda):
+            key = self.teacher(view)[2][2]
+        return unit(key.to(output.branches[2].dtype))
+
+    def _dance(self, query: Float[Tensor, "B D"], key: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
+        """Cross-entropy of the own key among those of the queue; then the keys join the queue."""
+        place, filled = self.state.clone()
+        slots = torch.arange(len(self.keys), device=key.device)
+        valid = slots < filled
+        memory = query @ self.keys.clone().T  # a copy: the queue is written before the backward pass reads it
+        weights = rarity(memory.detach(), valid, dim=query.shape[1])
+        others = torch.where(valid, weights * memory, torch.finfo(memory.dtype).min / 4 * self.temperature)
+        logits = torch.cat([(query * key).sum(1, keepdim=True), others], 1) / self.temperature
+        self.keys.index_copy_(0, (place + slots[: len(key)]) % len(self.keys), key.to(self.keys.dtype))
+        self.state.copy_(torch.stack([(place + len(key)) % len(self.keys), (filled + len(key)).clamp_max(len(self.keys))]))
+        return (logits.logsumexp(1) - logits[:, 0]).mean()
+
+    def stepped(self) -> None:
+        """The copy follows the network: parameters as a moving average, statistics as they are."""
+        if self.teacher is None:
+            return
+        parameters = [[p.detach() for p in model.parameters()] for model in (self.teacher, *self.student)]
+        torch._foreach_lerp_(parameters[0], parameters[1], 1 - self.momentum)
+        for mine, theirs in zip(self.teacher.buffers(), self.student[0].buffers(), strict=True):
+            mine.copy_(theirs)
+
+
+def rarity(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int) -> Float[Tensor, "B M"]:
+    """Weights that sum to 1 for each row: one over the density of distances on the sphere; even where all are beyond the cutoff."""
+    square = (2 - 2 * similarity).clamp_min(0.25)
+    log_weight = (3 - dim) / 2 * (square * (1 - square / 4).clamp_min(1e-8)).log() - square.log() / 2
+    log_weight = torch.where(valid, log_weight, -torch.inf)
+    weight = (log_weight - log_weight.amax(-1, keepdim=True).clamp_min(-1e30)).exp()
+    # The code's floor of 1e-45 is no normal number; a GPU would make it zero.
+    weight = torch.where(square > 1.4**2, 0, weight).clamp_min(1e-38) * valid
+    return weight / weight.sum(-1, keepdim=True).clamp_min(1e-38)
+
+
+def likeness(regressor: nn.Module, source: Float[Tensor, "B D"], target: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
+    """How well one head foretells another. Rising to the regressor, falling to the heads: their gradient is reversed."""
+    source, target = _Reverse.apply(unit(source)), _Reverse.apply(unit(target))
+    return (target * unit(regressor(source))).square().mean()
+
+
+class _Reverse(torch.autograd.Function):
+    """Nothing forward, the opposite sign backward (Ganin & Lempitsky, ICML 2015)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        return -upstream[0]
+
+
+class _Within(nn.Module):
+    """Triplets within a class: a class evenly, then anchor, positive and negative from it, with replacement."""
+
+    gives = Triplets
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = Dice()
+
+    def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
+        rows = len(similarity)
+        same = ~pairs.negative
+        numbers = self.dice(3 * rows).view(3, rows)
+        # Each sample by one over the size of its class: classes evenly, and evenly within each.
+        anchor, _ = draw((1 / same.sum(-1)).expand(rows, rows), numbers[0])
+        positive, _ = draw(same[anchor], numbers[1])
+        negative, _ = draw(same[anchor], numbers[2])
+        return Triplets(anchor, positive, negative, negative != pairs.own[anchor])
