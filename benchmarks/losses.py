@@ -35,8 +35,8 @@ PER_CLASS = {112: 2, 720: 4, 4096: 4}  # Roth et al. 2020, PUMA, and the largest
 MIB = 2**20
 
 #: Our loss and miner, and what comes nearest in pytorch-metric-learning: a loss and a miner, of its modules and the number of classes.
-#: A loss without an equal there stands alone. Not quite the same work: their n_pair takes one pair of each class, ours every anchor;
-#: their angular lacks the N-pair term, which is half of ours.
+#: A loss without an equal there stands alone. Their NPairsLoss takes one pair of each class and their AngularLoss has no N-pair term, so
+#: that ours is put beside the losses of theirs that make up the same: see `every_anchor`.
 PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | None] = {
     ("contrastive(active_only=True)", "all"): lambda losses, m, d, c: (losses.ContrastiveLoss(), None),
     ("contrastive", "distance_weighted"): lambda losses, m, d, c: (losses.ContrastiveLoss(), m.DistanceWeightedMiner()),
@@ -54,8 +54,14 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
         m.DistanceWeightedMiner(),
     ),
     ("generalized_lifted", ""): lambda losses, m, d, c: (losses.GeneralizedLiftedStructureLoss(), None),
-    ("n_pair", ""): lambda losses, m, d, c: (losses.NPairsLoss(), None),
-    ("angular", ""): lambda losses, m, d, c: (losses.AngularLoss(alpha=45), None),
+    ("n_pair", ""): lambda losses, m, d, c: (every_anchor(losses, d), one_positive),
+    ("angular", ""): lambda losses, m, d, c: (
+        losses.MultipleLosses([every_anchor(losses, d), losses.AngularLoss(alpha=45)], weights=[1, 2]),
+        one_positive,
+    ),
+    # And beside their own, which do less: one pair of each class, or no N-pair term.
+    ("n_pair(nu=0.0)", ""): lambda losses, m, d, c: (losses.NPairsLoss(), None),
+    ("angular(nu=0.0)", ""): lambda losses, m, d, c: (losses.AngularLoss(alpha=45), None),
     ("histogram", ""): lambda losses, m, d, c: (losses.HistogramLoss(n_bins=64), None),
     ("quadruplet", "distance_weighted"): None,
     ("sup_con", ""): lambda losses, m, d, c: (losses.SupConLoss(temperature=0.1), None),
@@ -72,6 +78,21 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
     ("proxy_anchor", ""): lambda losses, m, d, c: (losses.ProxyAnchorLoss(c, DIM), None),
     ("soft_triple", ""): lambda losses, m, d, c: (losses.SoftTripleLoss(c, DIM, centers_per_class=2, la=8), None),
 }
+
+
+def every_anchor(losses: Any, distances: Any) -> Any:
+    """Their N-pair loss over every anchor and all its negatives, which is NTXentLoss of raw products, with the weight on the norm."""
+    from pytorch_metric_learning.regularizers import LpRegularizer
+
+    raw = distances.DotProductSimilarity(normalize_embeddings=False)
+    return losses.NTXentLoss(temperature=1, distance=raw, embedding_regularizer=LpRegularizer(), embedding_reg_weight=0.005)
+
+
+def one_positive(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pairs in their form: one positive and every negative of each anchor, as our n_pair and angular take them."""
+    same = labels[:, None] == labels
+    anchor, negative = (~same).nonzero(as_tuple=True)
+    return torch.arange(len(labels), device=labels.device), same.fill_diagonal_(False).int().argmax(1), anchor, negative
 
 
 def main() -> None:
@@ -126,6 +147,8 @@ def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpars
         stopped = row.get("stopped", "")
         if stopped.startswith("over"):
             ratio = f"> {options.limit * 1000 / row['ours']:.0f}" if "ours" in row else ""
+        elif "theirs_at_least" in row and "ours" in row:
+            ratio = f"> {row['theirs_at_least'] / row['ours']:.0f}"
         line = f"{case[0]:<44}{case[1]:<20}{number(row.get('ours')):>10}{stopped or number(theirs):>14}{ratio:>9}"
         line += f"{number(row.get('ours_mib')):>10}{number(row.get('theirs_mib')):>14}"
         print(line + (f"  {row.get('ours_copies', '?')} / {row.get('theirs_copies', '?')}" if copies else ""), flush=True)
@@ -134,10 +157,10 @@ def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpars
 
 
 def summary(rows: list[dict[str, Any]], limit: float) -> None:
-    """A peer that was stopped at the limit counts with the limit, so that the mean is a lower bound."""
+    """A peer that was stopped counts with the limit, or with the time until its memory was full, so that the mean is a lower bound."""
     both = []
     for row in rows:
-        theirs = limit * 1000 if row.get("stopped", "").startswith("over") else row.get("theirs")
+        theirs = limit * 1000 if row.get("stopped", "").startswith("over") else row.get("theirs", row.get("theirs_at_least"))
         if theirs and "ours" in row:
             both.append((theirs / row["ours"], row))
     for title, kept in (("all", both), ("pairs and tuples", [item for item in both if family(item[1]["loss"]) != "proxy"])):
@@ -145,7 +168,7 @@ def summary(rows: list[dict[str, Any]], limit: float) -> None:
             ratio, slowest = min(kept, key=lambda item: item[0])
             mean = statistics.geometric_mean(ratio for ratio, _ in kept)
             cut = sum("stopped" in row for _, row in kept)
-            least = f"at least {mean:.1f} ({cut} stopped at {limit:.0f} s)" if cut else f"{mean:.1f}"
+            least = f"at least {mean:.1f} ({cut} stopped at {limit:.0f} s or out of memory)" if cut else f"{mean:.1f}"
             worst = f"{slowest['loss']} {slowest['miner']}".strip()
             print(f"{title}: geometric mean of {len(kept)} ratios {least}; least {ratio:.2f} ({worst})")
     most = [row for row in rows if "ours_mib" in row]
@@ -264,7 +287,12 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
         if name == "theirs" and device.type == "cpu":
             room = int(options.gib * 2**30) + virtual_memory()
             resource.setrlimit(resource.RLIMIT_AS, (room, room))
-        extra, seconds = peak(step, embeddings, labels)
+        began = time.perf_counter()
+        try:
+            extra, seconds = peak(step, embeddings, labels)
+        except Exception:
+            speak.send({f"{name}_at_least": (time.perf_counter() - began) * 1000})  # a step that runs out of memory had taken so long
+            raise
         if name == "ours":
             seconds = statistics.median(timed(step, embeddings, labels) for _ in range(5))
         once[name] = seconds

@@ -131,6 +131,14 @@ def test_dice_are_even_resumable_and_their_own() -> None:
     assert uniform(torch.tensor(1), torch.arange(4)).max() < 1
 
 
+@pytest.mark.parametrize("seed", [0, 7, 3_000_010_007, -5])
+def test_dice_on_a_cpu_throw_what_tensors_would(seed: int) -> None:
+    dice = Dice(seed)
+    for throw in range(3):
+        key = torch.tensor(seed) * 0x9E3779B1 + throw * 0x85EBCA6B
+        assert torch.equal(dice(500), uniform(torch.arange(500) + (key & 0xFFFFFFFF)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types_stay_as_they_are(dtype: torch.dtype) -> None:
     z, y = batch()

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 #: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
 _ROWS, _COLUMNS = 128, 256
-#: How many columns share a peak in a square block, and how many rows the largest block has: it should fit a processor's cache.
+#: How many rows share a peak in a square block, and how many rows the largest block has: it should fit a processor's cache.
 _PEAK, _SIDE = 16, 4096
 
 
@@ -82,9 +82,10 @@ def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterat
             score[:, count - column * side :] = -torch.inf
             if row == column:
                 score.fill_diagonal_(-torch.inf)
-            else:
-                held[column] = _merge(held[column], _newcomers(score.T, held[column][0], k), row * side, k)
-            held[row] = _merge(held[row], _newcomers(score, held[row][0], k), column * side, k)
+            mine, theirs = _newcomers(score, held[row][0], held[column][0] if column > row else None, k)
+            held[row] = _merge(held[row], mine, column * side, k)
+            if theirs is not None:
+                held[column] = _merge(held[column], theirs, row * side, k)
         value, place = (part[: count - row * side] for part in held[row])
         held[row] = (value[:0], place[:0])
         yield row * side, value, place.masked_fill_(value == -torch.inf, -1)
@@ -96,28 +97,45 @@ def _merge(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k
     return values[:, :k], torch.cat([held[1], new[1] + left], 1).gather(1, order[:, :k])
 
 
-def _newcomers(score: Float[Tensor, "R B"], held: Float[Tensor, "R K"], k: int) -> tuple[Float[Tensor, "R M"], Int[Tensor, "R M"]]:
-    """What in a block is better than the last of what is held, by rising column, and -inf where a row has less.
+_Found = tuple[Float[Tensor, "R M"], Int[Tensor, "R M"]]
 
-    Only few are, so their peaks are looked at first. `score` may be the transpose of a block, which is then read as it lies.
+
+def _newcomers(
+    score: Float[Tensor, "R B"], held: Float[Tensor, "R K"], held_by_columns: Float[Tensor, "B K"] | None, k: int
+) -> tuple[_Found, _Found | None]:
+    """What in a block is better than the last of what its row holds; and, where columns ask too, than the last of what its column holds.
+
+    Only few are. So the peaks of sixteen rows each, which one pass over the block finds for both sides, are looked at first.
     """
     rows, columns = score.shape
-    step, stride = score.stride(1), score.stride(0)
-    if held.shape[1] == k:
-        last = held[:, -1:]
-        above = score.unflatten(1, (-1, _PEAK)).amax(2) > last if step == 1 else (score.T.unflatten(0, (-1, _PEAK)).amax(1) > last.T).T
-        row, tile = above.contiguous().nonzero().unbind(1)
-        start = row * stride + tile * (_PEAK * step)
-        value = score.as_strided((rows * columns,), (1,))[start[:, None] + torch.arange(_PEAK) * step]
-        hot, inside = (value > last[row]).nonzero().unbind(1)
-        row, place = row[hot], tile[hot] * _PEAK + inside
-        nth = torch.arange(len(row)) - torch.searchsorted(row, row)
+    none = score.new_full((1,), torch.inf)
+    row_bar = held[:, -1] if held.shape[1] == k else none.expand(rows)
+    column_bar = held_by_columns[:, -1] if held_by_columns is not None and held_by_columns.shape[1] == k else none.expand(columns)
+    tall, row_bars = score.view(-1, _PEAK, columns), row_bar.reshape(-1, _PEAK)
+    tile, column = (tall.amax(1) > torch.minimum(row_bars.amin(1)[:, None], column_bar)).nonzero().unbind(1)
+    value = tall[tile, :, column]  # (tiles, 16)
+
+    def found(above: Bool[Tensor, "tiles 16"], by_column: bool) -> _Found | None:
+        hot, inside = above.nonzero().unbind(1)
+        row, place = tile[hot] * _PEAK + inside, column[hot]
+        who, where, count = (place, row, columns) if by_column else (row, place, rows)
+        who, order = who.sort(stable=True)  # what comes after one another for everyone has rising places, as it had before
+        nth = torch.arange(len(who)) - torch.searchsorted(who, who)
         width = int(nth.max()) + 1 if len(nth) else 0
-        if width <= 4 * k:
-            values, places = score.new_full((rows, width), -torch.inf), torch.zeros(rows, width, dtype=torch.int64)
-            values[row, nth], places[row, nth] = value[hot, inside], place
-            return values, places
-    return best(score.contiguous(), min(k, columns))
+        if width > 4 * k:
+            return None
+        values, places = score.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
+        values[who, nth], places[who, nth] = value[hot, inside][order], where[order]
+        return values, places
+
+    mine = theirs = None
+    if held.shape[1] == k:
+        mine = found(value > row_bars[tile], False)
+    if held_by_columns is not None:
+        if held_by_columns.shape[1] == k:
+            theirs = found(value > column_bar[column][:, None], True)
+        theirs = theirs or best(score.T.contiguous(), min(k, rows))
+    return mine or best(score, min(k, columns)), theirs
 
 
 @contextmanager

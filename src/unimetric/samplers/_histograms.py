@@ -27,11 +27,12 @@ def pair_histograms(
     """
     # float64 on a GPU, where it costs nothing at this size and TF32 cannot touch it.
     points = points.double() if points.is_cuda else points
-    strips, diagonal, extra, base = _layout(len(points), 4, points.device)
+    strips, diagonal, extra, base = _layout(len(points), 4 if points.is_cuda else 8, points.device)
     distance = points.new_empty(len(extra)) if points.is_cuda else _scratch(len(extra), points.dtype)
-    minus_two = -2 * points
+    # A CPU's product of flat blocks is by a third faster where the second factor lies as it is read.
+    minus_two, turned = -2 * points, points.T.contiguous()
     for top, bottom, start, end in strips:
-        torch.mm(minus_two[top:bottom], points[top:].T, out=distance[start:end].view(bottom - top, -1))
+        torch.mm(minus_two[top:bottom], turned[:, top:], out=distance[start:end].view(bottom - top, -1))
     distance[diagonal] = distance[1].clone()  # the distance of a point from itself is no part of the range
     distance.add_(2).clamp_min_(0).sqrt_()
     low, high = distance.aminmax()
