@@ -17,7 +17,7 @@ check: $(VENV)/ready          ## style, types, who imports whom, every config
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/unimetric check configs/*.toml
+	$(BIN)/unimetric check configs/*.toml configs/grids/*.toml
 
 bench: $(VENV)/ready          ## side by side with the peers; prints ratios
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -163,10 +163,16 @@ def check(
     - `unimetric check configs/*.toml`
     - `unimetric check --data configs/cub200_margin.toml`
     """
+    from unimetric.bench.grid import check_runs, is_grid, read_any
     from unimetric.config import load
     from unimetric.engine.model import check_fit
 
     for path in configs:
+        if is_grid(path):
+            runs = read_any(path)
+            check_runs(runs, str(path))
+            print(f"{path}: good, {len(runs)} runs")
+            continue
         config = load(path)
         check_fit(config, str(path))
         if data:
@@ -213,6 +219,362 @@ def pack(
             display.line(f"skipped {name}: {reason}")
         display.line(f"{out}: {len(packed):,} pictures, {out.stat().st_size / 2**20:,.1f} MiB")
         display.line(f"train on it with: unimetric train CONFIG \"dataset=pack(path='{out}')\"")
+
+
+@app.command("explain")
+def explain_(
+    run: Annotated[Path, typer.Argument(help="A run folder whose head has prototypes, such as `crt`.")],
+    pictures: Annotated[list[str], typer.Argument(help="Image files, or rows of a pack as `FILE.pack::ROW`.", metavar="IMAGE...")],
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("explain.png"),
+    prototypes: Annotated[str, typer.Option(help="Their numbers, with commas; default the most active.")] = "",
+    count: Annotated[int, typer.Option(help="How many of the most active.", min=1)] = 8,
+) -> None:
+    """Show which part of a picture each prototype looks at.
+
+    Examples:
+
+    - `unimetric explain runs/crt bird.jpg other.jpg --out prototypes.png`
+    - `unimetric explain runs/crt cub.pack::17 --prototypes 0,5,9`
+    """
+    from unimetric.engine.explain import explain as run_
+
+    try:
+        numbers = [int(word) for word in prototypes.split(",") if word.strip()]
+    except ValueError:
+        raise UnimetricError(f"cannot read `--prototypes {prototypes}`", "write numbers with commas: `--prototypes 0,5,9`") from None
+    for number, weight in run_(run, pictures, out=out, prototypes=numbers, count=count):
+        print(f"prototype {number:<4} mean weight {weight:.4f}")
+    print(f"see {out}")
+
+
+@app.command()
+def split(
+    dataset: Annotated[str, typer.Argument(help="A dataset, such as `cub200` or `pack(path='cub.pack')`.")],
+    out: Annotated[Path, typer.Option(help="The JSON file to write; a picture of the progression goes beside it.")],
+    settings: Settings = None,
+    backbone: Annotated[str, typer.Option(help="What makes the features.")] = "timm(name='resnet50', pretrained=True)",
+    features: Annotated[Path | None, typer.Option(help="An .npz file of all rows' features: read if it is there, else written.")] = None,
+    swaps: Annotated[int, typer.Option(help="Classes exchanged a step; 1000 for SOP.", min=1)] = 2,
+    count: Annotated[int, typer.Option(help="Splits by exchanging, the first one included.", min=1)] = 25,
+    easier: Annotated[int, typer.Option(help="Splits towards an easier one; 1 for none.", min=1)] = 15,
+    removal: Annotated[bool, typer.Option(help="Go on by removing classes.")] = True,
+    code_removal: Annotated[bool, typer.Option("--code-removal", help="Remove as the authors' script does.")] = False,
+    plateau: Annotated[bool, typer.Option("--plateau", help="End exchanging when the distance no longer rises.")] = False,
+    choose: Annotated[int, typer.Option(help="How many to choose, evenly over the distances.", min=1)] = 9,
+    targets: Annotated[str, typer.Option(help="Distances to choose the nearest to instead, with commas.")] = "",
+    seed: Annotated[int, typer.Option(help="Of the random halves that stand for no shift.", min=0)] = 0,
+) -> None:
+    """Make train-test splits of measured difficulty: ever further apart, by the Frechet distance of their classes (ooDML).
+
+    Examples:
+
+    - `unimetric split cub200 --features cub.npz --out cub_splits.json device=cuda`
+    - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets 19.2,28.5,52.6,72.2,92.5,120.4,136.5,152,173.9`
+    - `unimetric split glyphs --backbone small --out splits.json transform=glyphs`
+    """
+    from unimetric.config import from_settings, override
+    from unimetric.engine.display import Display
+    from unimetric.engine.split import features_of, make_splits, write_splits
+
+    try:
+        wanted = [float(word) for word in targets.split(",") if word.strip()]
+    except ValueError:
+        raise UnimetricError(f"cannot read `--targets {targets}`", "write numbers with commas: `--targets 10,50,90`") from None
+    chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
+    config = from_settings(chosen | dict(override(word) for word in settings or []), "split")
+    with Display() as display:
+        table, found = features_of(config, path=features, progress=lambda done, total: display.step("features", done, total))
+        splits = make_splits(
+            table,
+            found,
+            swaps=swaps,
+            count=count,
+            easier=easier,
+            removal=removal,
+            code_removal=code_removal,
+            plateau=plateau,
+            choose=choose,
+            targets=wanted,
+            seed=seed,
+            progress=lambda done, total: display.step("splits", done, total),
+        )
+        made = str(features) if features is not None else config.backbone
+        write_splits(out, splits, {"dataset": config.dataset, "features": made, "transform": config.transform})
+        for number, entry in splits["splits"].items():
+            display.line(f"split {number}: {entry['key']:>5}  distance {entry['distance']:8.4g}  (wanted {entry['target']:.4g})")
+        display.line(f"{len(splits['history'])} splits; no shift would be {splits['no_shift']:.4g}; no harder after {splits['plateau']}")
+        display.line(f"train on one with: unimetric train CONFIG \"split=ood(path='{out}', split=1)\"; see {out.with_suffix('.png')}")
+
+
+@app.command()
+def adapt(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    settings: Settings = None,
+    shots: Annotated[int, typer.Option(help="Pictures of each test class to learn from.", min=1)] = 5,
+    episodes: Annotated[int, typer.Option(help="How often, where they are drawn at random.", min=2)] = 10,
+    draw: Annotated[str, typer.Option(help="published, random, or auto: published where there are any.")] = "auto",
+    iterations: Annotated[int, typer.Option(help="Steps an episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
+    looks: Annotated[int, typer.Option(help="Random crops of each picture; 0 for its centre alone.", min=0)] = 16,
+    seed: Annotated[int, typer.Option(help="Of episodes, crops and batches.", min=0)] = 0,
+) -> None:
+    """Show a run a few pictures of each new class: only its last layer learns, and recall is measured before and after.
+
+    Examples:
+
+    - `unimetric adapt runs/a --shots 5`
+    - `unimetric adapt runs/a --shots 2 --draw random --episodes 10 device=cuda`
+    """
+    from unimetric.config import override
+    from unimetric.engine.adapt import adapt as run_
+    from unimetric.engine.display import Display
+
+    overrides = dict(override(word) for word in settings or [])
+    with Display() as display:
+        result = run_(
+            run,
+            shots=shots,
+            episodes=episodes,
+            draw=draw,
+            iterations=iterations,
+            looks=looks,
+            seed=seed,
+            progress=lambda done, total: display.step("adapting", done, total),
+            **overrides,
+        )
+        for name, (mean, half) in result["summary"].items():
+            display.line(f"{name:<44} {mean:.4f} +- {half:.4f}")
+        display.line(f"{len(result['episodes'])} episodes; see {run / f'adapt_{shots}_shots.json'}")
+
+
+@app.command()
+def transfer(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    to: Annotated[list[str], typer.Option(help="A dataset to test on; may be given again.")],
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons; default each run's own.")] = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
+) -> None:
+    """Test runs on datasets that they were not trained on.
+
+    Examples:
+
+    - `unimetric transfer runs/cub runs/cars --to cub200 --to cars196`
+    - `unimetric transfer runs/cub --to "pack(path='cars.pack')" --set device=cuda --out transfer.json`
+    """
+    from unimetric.config import override
+    from unimetric.engine.display import Display
+    from unimetric.engine.transfer import transfer as run_
+
+    texts = [text.strip() for text in metrics.split(";") if text.strip()]
+    overrides = dict(override(word) for word in setting or [])
+    with Display() as display:
+        rows = run_(runs, to, metrics=texts, progress=lambda done, total: display.step("embedding", done, total), **overrides)
+        for row in rows:
+            numbers = "  ".join(f"{key} {value:.4f}" for key, value in row.items() if isinstance(value, float))
+            display.line(f"{row['run']}: {row['trained_on']} -> {row['tested_on']}: {numbers}")
+    if out is not None:
+        from unimetric.engine.checkpoint import write_text
+
+        write_text(out, json.dumps(rows, indent=1))
+
+
+@app.command()
+def shift(
+    targets: Annotated[list[str], typer.Argument(help="Run folders, and .npz files of features of a network without training.")],
+    splits: Annotated[str, typer.Option(help="The file of splits, where runs do not name it.")] = "",
+    dataset: Annotated[str, typer.Option(help="What the features of an .npz file are of.")] = "",
+    metrics: Annotated[str, typer.Option(help="Metrics that the runs have measured, separated by semicolons.")] = "recall(k=1)",
+    structure: Annotated[str, typer.Option(help="Metrics of the training embeddings to set against the first one.")] = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write; the figure goes beside it.")] = Path("shift.json"),
+) -> None:
+    """Compare runs over growing shifts: recall against distance, the aggregated score (AGS), and whether structure foretells it.
+
+    Examples:
+
+    - `unimetric shift runs/margin_* runs/ms_* --out shift.json`
+    - `unimetric shift resnet50.npz swav.npz --dataset cub200 --splits cub_splits.json`
+    - `unimetric shift runs/* --structure "spectral_decay; pi_ratio" --set device=cuda`
+    """
+    from unimetric.config import override
+    from unimetric.engine.checkpoint import write_text
+    from unimetric.engine.shift import draw_report, shift_report
+
+    texts, shapes = ([text.strip() for text in words.split(";") if text.strip()] for words in (metrics, structure))
+    overrides = dict(override(word) for word in setting or [])
+    report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
+    write_text(out, json.dumps(report, indent=1))
+    for name, method in report["methods"].items():
+        for metric, scores in method["scores"].items():
+            curve = "  ".join(f"{distance:.1f}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
+            area = f"  AGS {method['ags'][metric]:.4f}" if method["ags"] else ""
+            print(f"{name}: {metric}: {curve}{area}")
+    for name, trend in report["structure"].items():
+        print(f"{name} against {texts[0]}: slope {trend['slope']:.3f}, correlation {trend['correlation']:.3f}")
+    draw_report(out.with_suffix(".png"), report, texts[0])
+    print(f"see {out} and {out.with_suffix('.png')}")
+
+
+@app.command()
+def bench(
+    grid: Annotated[Path, typer.Argument(help="A grid: a run's TOML file with lists for some settings.")],
+    settings: Settings = None,
+    out: Annotated[str, typer.Option(help="Where run folders go; default `runs/<grid>`. With --ray, any place of fsspec.")] = "",
+    ray: Annotated[str, typer.Option(help="Run on the Ray cluster at this address; `auto` finds it, `local` starts one.")] = "",
+    gpus: Annotated[float, typer.Option(help="With --ray: GPUs a run; 0.5 puts two runs on one.", min=0)] = 0.0,
+    cpus: Annotated[float, typer.Option(help="With --ray: cores a run.", min=0)] = 1.0,
+    pictures: Annotated[bool, typer.Option(help="Keep what a report shows of each embedding.")] = True,
+    quiet: Annotated[bool, typer.Option(help="Show nothing.")] = False,
+) -> None:
+    """Run a study: every combination of a grid. Finished runs are skipped, so an interrupted study goes on with the same command.
+
+    Examples:
+
+    - `unimetric bench configs/grids/glyphs_losses.toml`
+    - `unimetric bench configs/grids/revisiting_table2_cub200.toml "dataset=pack(path='cub.pack')" --ray auto --gpus 0.5`
+    """
+    from unimetric.bench.cluster import study_on_ray
+    from unimetric.bench.grid import check_runs, read_grid
+    from unimetric.bench.study import study
+    from unimetric.config import override
+
+    runs = read_grid(grid, **dict(override(word) for word in settings or []))
+    check_runs(runs, str(grid))
+    place = out or f"runs/{grid.stem}"
+    if ray:
+        states = study_on_ray(runs, place, address=ray, gpus=gpus, cpus=cpus, pictures=pictures, quiet=quiet)
+    else:
+        states = study(runs, place, pictures=pictures, quiet=quiet)
+    if "failed" in states.values():
+        raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    search: Annotated[Path, typer.Argument(help="A run's TOML file with `{names}` in its texts and their ranges in [search].")],
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go; default `runs/<name of the search>`.")] = None,
+    trials: Annotated[int, typer.Option(help="Runs in all, those of earlier times among them.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+) -> None:
+    """Search for the best settings on validation classes, which are taken from the training classes; test classes decide nothing.
+
+    Example: `unimetric tune configs/grids/glyphs_search.toml --trials 20`
+    """
+    from unimetric.bench.tune import tune as run
+    from unimetric.config import override
+
+    folder = out or Path("runs") / search.stem
+    value, best = run(search, folder, trials=trials, seed=seed, **dict(override(word) for word in settings or []))
+    print(f"best {value:.4f}: {'  '.join(f'{key} {found}' for key, found in best.items())}")
+    print(f"train on all training classes with: unimetric train {folder / 'best.toml'} split=standard")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, folders of run folders, or places of fsspec.")],
+    out: Annotated[Path, typer.Option(help="The page to write; tables go beside it as .md, .csv and .tex.")] = Path("report.html"),
+    galleries: Annotated[int, typer.Option(help="Runs whose pictures are shown, best first.", min=0)] = 24,
+    look: Annotated[bool, typer.Option("--look", help="Embed the pictures of runs that left none.")] = False,
+) -> None:
+    """Make one page of many runs: tables, curves, shifts, spectra, neighbours, maps. It needs no network to be read.
+
+    Examples:
+
+    - `unimetric report runs/glyphs_losses --out report.html`
+    - `unimetric report runs/a runs/b --look`
+    """
+    from unimetric.bench.storage import local_copies
+    from unimetric.report import report as write
+
+    with local_copies(runs) as folders:
+        if look:
+            from unimetric.engine.look import look_where_missing
+
+            look_where_missing(folders)
+        left_out = write(folders, out, galleries=galleries)
+    for folder, reason in left_out:
+        print(f"left out {folder}: {reason}", file=sys.stderr)
+    print(f"see {out}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    backbone: Annotated[str, typer.Option(help="Where the frozen weights lie now, if not where the run says.")] = "",
+) -> None:
+    """Join what a run trained with the frozen weights it was trained in; LoRA is multiplied into them.
+
+    Example: `unimetric export runs/puma --out puma`
+    """
+    from unimetric.engine.export import export as run_export
+
+    folder = run_export(run, out, backbone=backbone)
+    print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB; measure it with: unimetric evaluate {folder}")
+
+
+@app.command()
+def ensemble(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, and settings as `key=value`.")],
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons.")] = "unified; harmonic; per_source",
+    normalise: Annotated[bool, typer.Option("--normalise", help="Average embeddings of length one.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
+) -> None:
+    """Measure several runs as one, by the mean of their embeddings, on all their datasets.
+
+    Examples:
+
+    - `unimetric ensemble runs/cub runs/cars runs/dogs`
+    - `unimetric ensemble runs/cub runs/cars "dataset=union(parts=['cub200', 'cars196'])" device=cuda`
+    """
+    from unimetric.config import override
+    from unimetric.engine.display import Display
+    from unimetric.engine.ensemble import ensemble as run
+
+    overrides = dict(override(word) for word in runs if "=" in word)
+    with Display() as display:
+        numbers = run(
+            [word for word in runs if "=" not in word],
+            metrics=[text.strip() for text in metrics.split(";") if text.strip()],
+            normalise=normalise,
+            progress=lambda done, total: display.step("embedding", done, total),
+            **overrides,
+        )
+        for name, value in numbers.items():
+            display.line(f"{name:<32} {value:.4f}")
+    if out is not None:
+        from unimetric.engine.checkpoint import write_text
+
+        write_text(out, json.dumps(numbers, indent=1))
+
+
+@app.command()
+def figure(
+    kind: Annotated[str, typer.Argument(help="prompts, imbalance or keep.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; one, or several for `keep`.")],
+    out: Annotated[Path, typer.Option(help="The PNG file.")],
+) -> None:
+    """Draw a figure of universal metric learning: prompts a dataset prefers, sizes of classes, recall by keep probability.
+
+    Examples:
+
+    - `unimetric figure prompts runs/puma --out prompts.png`
+    - `unimetric figure imbalance configs/puma_code.toml --out imbalance.png`
+    - `unimetric figure keep runs/keep_0.3 runs/keep_0.5 runs/keep_1.0 --out keep.png`
+    """
+    from unimetric.engine import figures
+    from unimetric.errors import closest
+
+    if kind == "keep":
+        figures.keep_probability(runs, out)
+    elif kind in ("prompts", "imbalance"):
+        if len(runs) != 1:
+            raise UnimetricError(f"`figure {kind}` is of one run", "name one run folder")
+        (figures.prompt_preference if kind == "prompts" else figures.imbalance)(runs[0], out)
+    else:
+        raise UnimetricError(f"there is no figure `{kind}`", closest(kind, ("prompts", "imbalance", "keep")))
+    print(out)
 
 
 @app.command()

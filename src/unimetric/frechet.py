@@ -19,7 +19,7 @@ from torch import Tensor
 
 def gaussian(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m D D"]]:
     """Mean and unbiased covariance."""
-    mean, centred = _centre(points)
+    mean, centred = centre(points)
     return mean, centred.mT @ centred
 
 
@@ -47,7 +47,7 @@ def frechet_of_points(
         points: the sets of points.
         other_mean, other_covariance: of the other Gaussian.
     """
-    mean, centred = _centre(points)
+    mean, centred = centre(points)
     product = centred @ other_covariance.double() @ centred.mT
     return _assemble(mean, centred.square().sum((-2, -1)), other_mean, other_covariance, product)
 
@@ -57,11 +57,18 @@ def trace_of_root(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
 
     A GPU finds eigenvalues slowly, and torch waits for it to ask whether they converged.
     """
-    if matrix.is_cuda:
-        return newton_schulz(matrix)
-    values = torch.linalg.eigvalsh(matrix)
+    return newton_schulz(matrix) if matrix.is_cuda else eigenvalue_roots(matrix)
+
+
+def eigenvalue_roots(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
+    """tr A^(1/2) of positive semi-definite matrices: the sum of the roots of their eigenvalues, to the last digits."""
+    return root_sum(torch.linalg.eigvalsh(matrix))
+
+
+def root_sum(values: Float[Tensor, "*m P"]) -> Float[Tensor, "*m"]:
+    """The sum of the roots of eigenvalues, given in ascending order."""
     # What is zero comes out as rounding of the largest, and the root would make much of it.
-    zero = values[..., -1:] * matrix.shape[-1] * torch.finfo(matrix.dtype).eps
+    zero = values[..., -1:] * values.shape[-1] * torch.finfo(values.dtype).eps
     return torch.where(values > zero, values, 0).sqrt().sum(-1)
 
 
@@ -95,7 +102,7 @@ def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) ->
     return ((both[:, :, size:] * scaled).sum((1, 2)) * norm[:, 0, 0].sqrt()).reshape(matrix.shape[:-2])
 
 
-def _centre(points: Tensor) -> tuple[Tensor, Tensor]:
+def centre(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m P D"]]:
     """Mean, and X with X^T X the covariance."""
     points = points.double()
     mean = points.mean(-2)

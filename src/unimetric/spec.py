@@ -173,7 +173,7 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
     Args:
         kind: the folder, such as `losses` or `heads`.
         text: a name or a call; anything that is not a string is taken as a part already built.
-        offered: values that a run has (`num_classes dim branches features labels batch_size seed miner loss`), given to a constructor that asks for them.
+        offered: values that a run has (see `OFFERED`), given to a constructor that asks for them.
     """
     if not isinstance(text, str):
         return text

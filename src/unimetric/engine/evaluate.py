@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.engine.checkpoint import read_tensors
+from unimetric.engine.frozen import Trained
 from unimetric.engine.model import build_model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
@@ -90,22 +91,28 @@ def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = 
         query=table.query[rows],
         gallery=table.gallery[rows],
         source=table.source[rows],
+        source_names=table.source_names if all(table.source_names) else (),
         **options,
     )
 
 
-def open_run(folder: str | Path) -> tuple[RunConfig, Any]:
-    """A finished or running run's settings, and its model with the weights of its best epoch."""
+def open_run(folder: str | Path, *, backbone: str = "") -> tuple[RunConfig, Any]:
+    """A finished or running run's settings, and its model with the weights of its best epoch.
+
+    Args:
+        folder: of the run.
+        backbone: where the frozen weights of a run with an adapter lie now, if not where they lay; others are refused.
+    """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
         raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
-    config = load(folder / "config.toml")
+    config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
     model = build_model(config)
     tensors, _ = read_tensors(weights)
-    model.load_state_dict(tensors)
+    Trained(model, place=str(weights)).load_state_dict(tensors)
     return config, model
 
 
@@ -132,7 +139,7 @@ def evaluate(
         progress: called with (done, all).
         overrides: settings that may differ from training, such as `dataset` or `device`.
     """
-    config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run)
+    config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run, backbone=overrides.get("backbone", ""))
     config = from_settings(asdict(config) | overrides)
     fabric = open_fabric(config)
     table, split = read_table(config)

@@ -28,6 +28,7 @@ class Model(nn.Module):
     def __init__(self, backbone: Any, head: Any) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
+        self.frozen: frozenset[str] = frozenset()  # names of the tensors that an adapter leaves as they are
         self.dim: int = head.dim
         self.dims: tuple[int, ...] = getattr(head, "dims", (head.dim,))
         self.channels: int = backbone.channels
@@ -47,9 +48,14 @@ class Model(nn.Module):
 def build_model(config: RunConfig) -> Model:
     """Backbone, adapter and head as the settings name them; random weights come from the seed."""
     torch.manual_seed(config.seed)
-    backbone = adapted(create("backbones", config.backbone, seed=config.seed), config)
-    head = create("heads", config.head, features=backbone.channels, seed=config.seed)
-    return Model(backbone, head)
+    given = create("backbones", config.backbone, seed=config.seed)
+    found = {id(tensor) for tensor in (*given.parameters(), *given.buffers())}
+    backbone = adapted(given, config)
+    model = Model(backbone, create("heads", config.head, features=backbone.channels, seed=config.seed))
+    if config.adapter:  # what was there before and does not learn need not be saved
+        state = model.state_dict(keep_vars=True)
+        model.frozen = frozenset(name for name, tensor in state.items() if id(tensor) in found and not tensor.requires_grad)
+    return model
 
 
 def adapted(backbone: Any, config: RunConfig) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unimetric.config import RunConfig
 from unimetric.engine.display import Display
 from unimetric.engine.evaluate import embed, read_table, space_of
+from unimetric.engine.frozen import Trained
 from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
 from unimetric.engine.pictures import Look, Resident, Streamed, find_bad, open_pictures
 from unimetric.geometry import seed_dice
@@ -50,7 +51,7 @@ class Stage:
     pictures: Resident | Streamed
     bare: Model
     model: Any
-    objective: nn.Module
+    objective: Any
     minimise: Any
     optimizer: Any
     sampler: Any
@@ -60,7 +61,7 @@ class Stage:
     @property
     def parts(self) -> dict[str, Any]:
         """What a checkpoint keeps, apart from the optimisers."""
-        parts = {"model": self.bare, "objective": self.objective}
+        parts = {"model": Trained(self.bare), "objective": self.objective}
         return parts | ({"sampler": self.sampler} if self.sampler.needs_embeddings else {})
 
     @property
@@ -127,6 +128,15 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
 
 def _compiled(module: nn.Module, config: RunConfig) -> Any:
     return torch.compile(module, dynamic=False) if config.compile else module
+
+
+def counted(table: Table, split: Split) -> dict[str, tuple[int, int]]:
+    """Pictures and classes to train on of each dataset, where there are several."""
+    if len(table.source_names) < 2:
+        return {}
+    source, labels = table.source[split.train], table.labels[split.train]
+    mine = {name: source == number for number, name in enumerate(table.source_names)}
+    return {name: (int(rows.sum()), len(np.unique(labels[rows]))) for name, rows in mine.items()}
 
 
 def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, display: Display) -> Tensor:

@@ -19,7 +19,7 @@ from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
 from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, refuse_other
 from unimetric.engine.pictures import Look
-from unimetric.engine.stage import look_at, measured, set_stage
+from unimetric.engine.stage import counted, look_at, measured, set_stage
 from unimetric.errors import Interrupted
 from unimetric.objectives import Output
 from unimetric.samplers import share
@@ -69,9 +69,15 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 f"run {config.run_id}: {len(stage.labels)} pictures of {stage.labels.max() + 1} classes to train on, "
                 f"{len(stage.split.test)} of {len(np.unique(stage.table.labels[stage.split.test]))} others to test on ({fabric.device})"
             )
+            line: dict[str, Any] = {"epoch": 0}
+            for name, (pictures, classes) in counted(stage.table, stage.split).items():
+                display.line(f"  {name}: {pictures:,} pictures of {classes:,} classes")
+                line |= {f"pictures of {name}": pictures, f"classes of {name}": classes}
             if config.evaluate_every:
-                log.write(line := {"epoch": 0, **measured(stage, config, fabric, display)})
+                line |= measured(stage, config, fabric, display)
                 display.line(described(line, config.epochs))
+            if len(line) > 1:
+                log.write(line)
 
         def keep(epoch: int, step: int, loss: float) -> None:
             progress.update(epoch=epoch, step=step, loss=loss)
@@ -99,9 +105,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                         yield stage.split.train[rows], Look(stage.recipe, seed=config.seed, epoch=epoch, view=view)
 
             begun, step, terms = time.perf_counter(), first, {}
-            looks = zip(
-                *[stage.pictures.load(requests())] * stage.views, strict=True
-            )  # one iterator: a step's views follow each other
+            looks = zip(*[stage.pictures.load(requests())] * stage.views, strict=True)  # one iterator: a step's views follow each other
             for step, (images, *views) in enumerate(looks, first):
                 rows = drawn.pop(step)
                 labels = torch.from_numpy(stage.labels[rows])
@@ -159,7 +163,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 if progress["best"] is None or value > progress["best"]["value"]:
                     progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on}}
                     if chief:
-                        write_tensors(folder / "model.safetensors", stage.bare.state_dict(), {"metrics": line})
+                        notes = {"metrics": line} | ({"backbone": config.backbone} if config.adapter else {})
+                        write_tensors(folder / "model.safetensors", stage.parts["model"].state_dict(), notes)
             log.write(line)
             display.line(described(line, config.epochs))
             progress["step"], progress["loss"] = 0, 0.0

@@ -1,0 +1,71 @@
+"""Several runs as one: the mean of their embeddings, to compare one universal model with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unimetric.config import from_settings
+from unimetric.engine.evaluate import embed, numbers_of, open_fabric, open_run, read_table, space_of
+from unimetric.engine.pictures import Look, Progress, open_pictures
+from unimetric.errors import UnimetricError
+from unimetric.spec import create
+
+
+def ensemble(
+    runs: Sequence[str | Path],
+    *,
+    metrics: Sequence[str] = ("unified", "harmonic", "per_source"),
+    part: str = "test",
+    normalise: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> dict[str, float]:
+    """Measure runs together, such as one for each dataset, on all their datasets at once (PUMA, Kim et al. 2023, table 2 a).
+
+    Every picture is embedded by every run, whichever it belongs to: at test time nobody says which dataset a picture is from.
+
+    Args:
+        runs: run folders, with embeddings of one dimension.
+        metrics: parts of `metrics/`.
+        part: `test`, `validation` or `train` rows of the split.
+        normalise: bring embeddings to length one before they are averaged; the authors average them as they are.
+        progress: called with (done, all).
+        overrides: settings that may differ from training; without `dataset`, the union of the runs' own.
+    """
+    if not runs:
+        raise UnimetricError("an ensemble of no runs", "name run folders")
+    opened = [open_run(run) for run in runs]
+    wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
+    dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
+    total, dims = None, {model.dim for _, model in opened}
+    if len(dims) > 1:
+        raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
+    for number, (own, model) in enumerate(opened):
+        config = from_settings(asdict(own) | {"dataset": dataset} | overrides)
+        fabric = open_fabric(config)
+        table, split = read_table(config)
+        rows: np.ndarray = getattr(split, part, np.zeros(0, np.int64))
+        if not len(rows):
+            raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
+        model.to(fabric.device)
+        recipe = create("transforms", config.transform)
+        taken = table.take(rows)
+        options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
+        pictures = open_pictures(taken, device=fabric.device, **options)
+
+        def report(done: int, all_: int, number: int = number) -> None:
+            if progress is not None:
+                progress(number * all_ + done, len(opened) * all_)
+
+        with fabric.autocast():
+            found = embed(fabric, model, pictures, np.arange(len(rows)), Look(recipe), batch=config.evaluate_batch, progress=report)
+        found = torch.nn.functional.normalize(found, dim=1) if normalise else found
+        total = found / len(opened) if total is None else total + found / len(opened)
+    assert total is not None
+    return numbers_of(space_of(total, table, rows), list(metrics))

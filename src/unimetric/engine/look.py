@@ -1,0 +1,111 @@
+"""What a report shows of an embedding: some test pictures, where they lie, their neighbours, and the singular values of the whole."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from unimetric.config import RunConfig
+from unimetric.engine.checkpoint import atomic
+from unimetric.engine.evaluate import embed, open_fabric, open_run, read_table
+from unimetric.engine.pictures import Look, open_pictures
+from unimetric.metrics import Space
+from unimetric.pack import decode
+from unimetric.spec import bind, create
+from unimetric.splits._file import read
+from unimetric.table import Table
+
+
+def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: int = 300, side: int = 48) -> Path:
+    """Write `gallery.npz` into a run folder. What a report shows of several runs on the same classes is the same queries and points.
+
+    Args:
+        folder: of a run with weights.
+        queries: pictures whose neighbours are kept.
+        neighbours: of each query, nearest first, out of all test pictures.
+        points: pictures for the map, beside the queries and neighbours.
+        side: of a thumbnail, in pixels.
+    """
+    folder = Path(folder)
+    config, model = open_run(folder)
+    table, split = read_table(config)
+    rows = _readable(folder, table, split.test)
+    embeddings = _embeddings(config, model, table.take(rows))
+    unit = torch.nn.functional.normalize(embeddings, dim=1)
+    rng = np.random.default_rng(0)  # the same pictures for every run on these classes
+    asks, answers = np.flatnonzero(table.query[rows]), np.flatnonzero(table.gallery[rows])
+    chosen = np.sort(rng.permutation(asks)[:queries])
+    others = rng.permutation(len(rows))[:points]
+    similarity = unit[chosen] @ unit[answers].T
+    similarity[torch.from_numpy(chosen[:, None] == answers[None]).to(similarity.device)] = -2.0  # a picture is no neighbour of itself
+    order = answers[similarity.topk(min(neighbours, len(answers) - 1), dim=1).indices.cpu().numpy()]
+    kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
+    thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]
+    path = folder / "gallery.npz"
+    with atomic(path) as temporary, open(temporary, "wb") as file:  # by handle: numpy would add .npz to the name
+        np.savez_compressed(
+            file,
+            embeddings=unit[kept].cpu().numpy().astype(np.float16),
+            labels=table.labels[rows[kept]],
+            names=np.array([table.class_names[label] for label in table.labels[rows[kept]]]),
+            source=np.array(table.source_names),
+            shift=np.float64(_shift(config.split)),
+            queries=np.searchsorted(kept, chosen),
+            neighbours=np.searchsorted(kept, order),
+            spectrum=Space(embeddings, torch.from_numpy(table.labels[rows])).spectrum().cpu().numpy().astype(np.float32),
+            thumbnails=np.frombuffer(b"".join(thumbnails), np.uint8),
+            ends=np.cumsum([len(each) for each in thumbnails]),
+        )
+    return path
+
+
+def _readable(folder: Path, table: Table, rows: np.ndarray) -> np.ndarray:
+    """Without the pictures that training left out."""
+    list_ = folder / "skipped.txt"
+    lines = list_.read_text(encoding="utf-8").splitlines() if list_.exists() else []
+    return np.array([row for row in rows if not any(line.startswith(f"{table.paths[row]}: ") for line in lines)], np.int64)
+
+
+def _shift(text: str) -> float:
+    """The Frechet distance that a file of splits gives for this split; not a number if it gives none."""
+    _, arguments = bind("splits", text)
+    if "path" not in arguments:
+        return float("nan")
+    file, number = read(arguments["path"]), str(arguments.get("split", 1))
+    entry = file.get("splits", file).get(arguments.get("key") or number, {})
+    return float(entry.get("fid", "nan"))
+
+
+def _embeddings(config: RunConfig, model: torch.nn.Module, table: Table) -> torch.Tensor:
+    fabric = open_fabric(config)
+    model = model.to(fabric.device)
+    pictures = open_pictures(
+        table,
+        device=fabric.device,
+        mean=model.mean,  # type: ignore[arg-type]
+        std=model.std,  # type: ignore[arg-type]
+        residence=config.residence,
+        workers=config.workers,
+    )
+    with fabric.autocast():
+        recipe = create("transforms", config.transform)
+        return embed(fabric, model, pictures, np.arange(len(table)), Look(recipe), batch=config.evaluate_batch)
+
+
+def _thumbnail(path: str, side: int) -> bytes:
+    image = Image.fromarray(decode(path))
+    image.thumbnail((side, side))
+    out = io.BytesIO()
+    image.convert("RGB").save(out, "JPEG", quality=70)
+    return out.getvalue()
+
+
+def look_where_missing(folders: list[Path]) -> None:
+    """Look at every finished run in these folders, or one level below, that has no `gallery.npz` yet."""
+    for folder in [each for top in folders for each in (top, *sorted(top.iterdir()))]:
+        if (folder / "done").is_file() and (folder / "model.safetensors").is_file() and not (folder / "gallery.npz").exists():
+            look(folder)

@@ -1,0 +1,167 @@
+"""What the page draws: curves, spectra, neighbours and maps as plain numbers. The page's own script makes pictures of them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from unimetric.report.folders import Record
+from unimetric.report.numbers import Method, correlations, is_structure, measured, shift_of, shifts
+
+#: A line of a plot has no more points than a screen can show.
+_POINTS = 200
+
+
+def curves(found: list[Method]) -> list[dict[str, Any]]:
+    """A plot for the loss and for each metric that was followed, a line a method: the mean over its seeds."""
+    keys: dict[str, None] = {}
+    for method in found:
+        for run in method.runs:
+            for line in run.lines:
+                keys |= dict.fromkeys(key for key in line if key == "loss" or key.startswith(("test/", "validation/")))
+    plots = []
+    for key in keys:
+        lines = []
+        for method in found:
+            values: dict[int, list[float]] = {}
+            for run in method.runs:
+                for line in run.lines:
+                    if isinstance(line.get(key), int | float):
+                        values.setdefault(line["epoch"], []).append(line[key])
+            epochs = sorted(values)
+            if len(epochs) > 1:
+                kept = sorted({epochs[place] for place in np.linspace(0, len(epochs) - 1, min(_POINTS, len(epochs))).round().astype(int)})
+                lines.append({"name": _long(method, found), "x": kept, "y": [_rounded(np.mean(values[epoch])) for epoch in kept]})
+        if lines:
+            plots.append({"title": key, "xlabel": "epoch", "ylabel": key, "lines": lines})
+    return plots
+
+
+def _long(method: Method, found: list[Method]) -> str:
+    """With what it was measured on, where that differs."""
+    return method.name if len({each.task for each in found}) == 1 else f"{method.name} ({', '.join(method.task)})"
+
+
+def _rounded(value: Any) -> float:
+    return float(f"{float(value):.5g}")
+
+
+def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
+    """Recall, or whatever judges first, against the distance of the test classes, a plot a dataset; names carry the AGS."""
+    judges = [metric for metric in measured(found) if not is_structure(metric)]
+    plots = []
+    for judge in judges[:2]:
+        every = shifts(found, judge)
+        for dataset in dict.fromkeys(curve["dataset"] for curve in every):
+            lines = [
+                {"name": f"{curve['name']}: AGS {100 * curve['ags']:.1f}", "x": curve["x"], "y": curve["y"]}
+                for curve in sorted(every, key=lambda curve: -curve["ags"])
+                if curve["dataset"] == dataset
+            ]
+            plots.append({"title": f"{dataset}: {judge}", "xlabel": "Frechet distance", "ylabel": judge, "lines": lines})
+    return plots
+
+
+def correlation_plots(found: list[Method]) -> list[dict[str, Any]]:
+    """A cloud for each structure metric against what judges first; titles carry Pearson's r."""
+    metrics = measured(found)
+    judge = next((metric for metric in metrics if not is_structure(metric)), "")
+    plots = []
+    for row in correlations(found, metrics):
+        if row["y"] == judge:
+            x, y, names = zip(*row["points"], strict=True)
+            points = {"name": "runs", "x": list(x), "y": list(y), "labels": list(names), "dots": True}
+            title = f"{row['dataset']}: r = {row['r']:+.2f}"
+            plots.append({"title": title, "xlabel": row["x"], "ylabel": row["y"], "lines": [points]})
+    return plots
+
+
+def spectra(found: list[Method]) -> list[dict[str, Any]]:
+    """Singular values of the test embeddings, scaled to sum 1, a line a method: its first seed."""
+    plots = []
+    for task in dict.fromkeys(method.task for method in found):
+        lines = []
+        for method in found:
+            run = next((run for run in method.runs if run.gallery), None)
+            if method.task == task and run is not None:
+                values = run.gallery["spectrum"].astype(float)
+                share = values / max(values.sum(), 1e-300)
+                kept = np.unique(np.linspace(0, len(share) - 1, min(_POINTS, len(share))).round().astype(int))
+                kept = kept[share[kept] > 0]
+                lines.append({"name": method.name, "x": (kept + 1).tolist(), "y": [_rounded(share[place]) for place in kept]})
+        if lines:
+            title = ", ".join(task)
+            plots.append({"title": title, "xlabel": "singular value, largest first", "ylabel": "share", "log": True, "lines": lines})
+    return plots
+
+
+def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Neighbours and maps of the best runs, and the thumbnails, which runs on the same pictures share.
+
+    Args:
+        found: the methods.
+        most: how many runs at most.
+    """
+    judge = next((metric for metric in measured(found) if not is_structure(metric)), "")
+    runs = [(method, run) for method in found for run in method.runs if run.gallery]
+    runs.sort(key=lambda pair: -np.nan_to_num(pair[1].value(judge), nan=-1.0))
+    thumbnails: dict[str, str] = {}
+    shown = []
+    for method, run in runs[:most]:
+        keys = _thumbnails(run, thumbnails)
+        labels, names = run.gallery["labels"], run.gallery["names"]
+        way, places = flat(run.gallery["embeddings"])
+        shown.append(
+            {
+                "name": f"{_long(method, found)}, seed {run.settings['seed']}, run {run.run_id}",
+                "value": f"{judge} {run.value(judge):.4f}",
+                "shift": None if np.isnan(shift_of(run)) else shift_of(run),
+                "names": names.tolist(),
+                "labels": labels.tolist(),
+                "pictures": keys,
+                "queries": run.gallery["queries"].tolist(),
+                "neighbours": run.gallery["neighbours"].tolist(),
+                "way": way,
+                "x": [round(float(value), 3) for value in places[:, 0]],
+                "y": [round(float(value), 3) for value in places[:, 1]],
+            }
+        )
+    return shown, thumbnails
+
+
+def _thumbnails(run: Record, store: dict[str, str]) -> list[str]:
+    data, ends = run.gallery["thumbnails"].tobytes(), run.gallery["ends"].tolist()
+    keys = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        picture = data[start:end]
+        key = hashlib.sha1(picture, usedforsecurity=False).hexdigest()[:10]
+        store.setdefault(key, "data:image/jpeg;base64," + base64.b64encode(picture).decode())
+        keys.append(key)
+    return keys
+
+
+def flat(embeddings: np.ndarray) -> tuple[str, np.ndarray]:
+    """Points of the plane: UMAP (McInnes et al. 2018) if umap-learn is installed and there are enough points,
+    otherwise the first two principal components.
+
+    Args:
+        embeddings: (N, D).
+    """
+    points = embeddings.astype(np.float32)
+    try:
+        umap = importlib.import_module("umap")
+    except ImportError:
+        umap = None
+    if umap is not None and len(points) > 50:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a fixed seed costs threads
+            return "UMAP", umap.UMAP(metric="cosine", random_state=0).fit_transform(points)
+    centred = points - points.mean(0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    places = centred @ directions[:2].T
+    return "PCA", np.pad(places, ((0, 0), (0, 2 - places.shape[1])))

@@ -1,0 +1,127 @@
+"""What a run left behind, as far as it can be read."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unimetric.errors import UnimetricError
+
+_NEEDED_ARRAYS = {"embeddings", "labels", "names", "source", "queries", "neighbours", "spectrum", "thumbnails", "ends", "shift"}
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One finished run.
+
+    Args:
+        folder: where it lies.
+        run_id: its id.
+        settings: its `config.toml`.
+        lines: its `metrics.jsonl`, one dictionary an epoch.
+        best: the line of its best epoch.
+        environment: what it ran on.
+        labels: what its study calls it, by axis; empty without a study.
+        gallery: arrays that `engine.look` left; empty without.
+    """
+
+    folder: Path
+    run_id: str
+    settings: dict[str, Any]
+    lines: list[dict[str, Any]]
+    best: dict[str, Any]
+    environment: dict[str, Any]
+    labels: dict[str, str]
+    gallery: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def value(self, metric: str, part: str = "test") -> float:
+        """A metric at the best epoch; not a number if it was not measured."""
+        return float(self.best.get(f"{part}/{metric}", math.nan))
+
+    @property
+    def dataset(self) -> str:
+        """What the pictures are called; those of a pack by the name of the dataset that was packed."""
+        text = str(self.settings["dataset"])
+        if self.gallery and text.startswith("pack("):
+            return " + ".join(name for name in self.gallery["source"].tolist() if name) or text
+        return text
+
+
+def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]:
+    """Every finished run in these folders, or one level below; and every folder that is left out, with the reason.
+
+    Args:
+        places: run folders, or folders of run folders.
+    """
+    records: list[Record] = []
+    left_out: list[tuple[Path, str]] = []
+    seen: set[Path] = set()
+    for place in places:
+        if not place.is_dir():
+            raise UnimetricError(f"{place}: no such folder", "name run folders, or a folder that `unimetric bench --out` filled")
+        labels = _labels(place / "study.json")
+        one = (place / "config.toml").exists()
+        order = {run_id: number for number, run_id in enumerate(labels)}  # as the grid has them
+        inside = [each for each in place.iterdir() if each.is_dir() and each.name != "logs"]
+        for folder in [place] if one else sorted(inside, key=lambda each: (order.get(each.name, len(order)), each.name)):
+            if folder.resolve() in seen or folder.name.startswith("."):
+                continue
+            seen.add(folder.resolve())
+            try:
+                records.append(_read(folder, labels))
+            except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+                left_out.append((folder, _reason(error)))
+    return records, left_out
+
+
+class _Unfinished(ValueError):
+    pass
+
+
+def _read(folder: Path, labels: dict[str, dict[str, str]]) -> Record:
+    if not (folder / "config.toml").exists():
+        raise _Unfinished("not a run folder (it has no config.toml)")
+    settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    if missing := {"dataset", "loss", "seed", "epochs", "metrics"} - settings.keys():
+        raise _Unfinished(f"config.toml has no `{min(missing)}`")
+    if not (folder / "done").exists():
+        raise _Unfinished("not finished (it has no `done`)")
+    best = json.loads((folder / "done").read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if line.strip()]
+    for line in [best, *lines]:
+        if not isinstance(line, dict) or not isinstance(line.get("epoch"), int):
+            raise _Unfinished("metrics.jsonl or done has a line without an epoch")
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    if not isinstance(environment, dict):
+        raise _Unfinished("environment.json holds no table")
+    run_id = str(environment.get("run_id", folder.name))
+    return Record(folder, run_id, settings, lines, best, environment, labels.get(run_id, {}), _gallery(folder / "gallery.npz"))
+
+
+def _gallery(path: Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        return {}
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    if missing := _NEEDED_ARRAYS - arrays.keys():
+        raise _Unfinished(f"gallery.npz has no `{min(missing)}`")
+    return arrays
+
+
+def _labels(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, _Unfinished) else f"unreadable: {error or type(error).__name__}"

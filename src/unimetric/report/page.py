@@ -1,0 +1,96 @@
+"""One page for many runs: everything in one file, nothing fetched."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from unimetric.errors import UnimetricError
+from unimetric.report.figures import correlation_plots, curves, galleries, shift_plots, spectra
+from unimetric.report.folders import Record, read_runs
+from unimetric.report.numbers import Method, methods
+from unimetric.report.tables import Results, as_csv, as_html, as_latex, as_markdown, results
+
+
+def report(places: list[Path], out: str | Path, *, galleries: int = 24) -> list[tuple[Path, str]]:
+    """Write a page, and the tables beside it as `.md`, `.csv` and `.tex`.
+
+    Args:
+        places: run folders, or folders of run folders.
+        out: the page; its name ends in `.html`.
+        galleries: runs whose neighbours and map are shown, the best first.
+
+    Returns:
+        folders that were left out, and why.
+    """
+    out = Path(out)
+    records, left_out = read_runs(places)
+    if not records:
+        named = "; ".join(f"{folder}: {reason}" for folder, reason in left_out[:3]) or "they are empty"
+        raise UnimetricError(f"no finished run in {', '.join(map(str, places))} ({named})", "finish a run with `unimetric train` first")
+    found = methods(records)
+    tables = results(found)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(found, tables, left_out, most=galleries), encoding="utf-8")
+        for ending, text in ((".md", as_markdown(tables)), (".csv", as_csv(tables)), (".tex", as_latex(tables))):
+            out.with_suffix(ending).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UnimetricError(f"{out}: cannot be written: {error.strerror}", "choose another --out") from None
+    return left_out
+
+
+def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int) -> str:
+    """The whole page as text."""
+    shown, thumbnails = galleries(found, most)
+    data = {
+        "curves": curves(found),
+        "shift": shift_plots(found),
+        "structure": correlation_plots(found),
+        "spectra": spectra(found),
+        "galleries": shown,
+        "thumbnails": thumbnails,
+    }
+    records = [run for method in found for run in method.runs]
+    with_pictures = sum(bool(run.gallery) for run in records)
+    note = f"The {len(shown)} best of {with_pictures} runs with pictures." if with_pictures > len(shown) else ""
+    here = Path(__file__)
+    fields = {
+        "STYLE": here.with_name("page.css").read_text(encoding="utf-8"),
+        "SCRIPT": here.with_name("page.js").read_text(encoding="utf-8"),
+        "SUMMARY": html.escape(f"{len(records)} runs, {len(found)} methods, on {', '.join(sorted({method.task[0] for method in found}))}"),
+        "TABLES": "".join(as_html(table) for table in tables),
+        "NOTE": html.escape(note),
+        "LEFT_OUT": _left_out(left_out),
+        "RUNS": "".join(_details(run) for run in records),
+        # `</script>` in a class name must not end the script.
+        "DATA": json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    text = here.with_name("page.html").read_text(encoding="utf-8")
+    first, *rest = text.split("{{")
+    return first + "".join(fields[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in rest)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; what is not a number is nothing."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def _left_out(left_out: list[tuple[Path, str]]) -> str:
+    if not left_out:
+        return ""
+    lines = "".join(f"<li><code>{html.escape(str(folder))}</code>: {html.escape(reason)}</li>" for folder, reason in left_out)
+    return f'<section id="left-out"><h2>Left out</h2><ul>{lines}</ul></section>'
+
+
+def _details(run: Record) -> str:
+    settings = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in run.settings.items())
+    environment = "".join(f"{key}: {value}\n" for key, value in run.environment.items())
+    title = html.escape(f"{run.run_id}  {', '.join(run.labels.values()) or run.settings['loss']}")
+    return f"<details><summary>{title}</summary><pre>{html.escape(settings)}</pre><pre>{html.escape(environment)}</pre></details>"

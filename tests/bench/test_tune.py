@@ -1,0 +1,82 @@
+"""Searching: ranges are read strictly, and test classes choose nothing."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from unimetric.bench.tune import corners, judged, read_search, tune
+from unimetric.errors import UnimetricError
+
+SEARCH = """
+loss = "margin(beta={beta})"
+seed = 0
+split = "standard(validation=0.3)"
+
+[search]
+beta = {low = 0.6, high = 1.4}
+"""
+
+
+@pytest.fixture
+def search(grid: Path, tmp_path: Path) -> Path:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    settings = [line for line in grid.read_text().splitlines() if not line.startswith(("loss", "seed"))]
+    path = tmp_path / "search.toml"
+    path.write_text("\n".join(settings) + SEARCH)
+    return path
+
+
+def test_a_search_finds_repeats_nothing_and_asks_the_validation_classes(search: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    value, best = tune(search, out, trials=1)
+    once = {done: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    value, best = tune(search, out, trials=2)
+    done = {done: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    assert len(once) == 1
+    assert len(done) == 2
+    assert done.items() >= once.items()
+    assert json.loads((out / "study.json").read_text()).keys() == {path.parent.name for path in done}
+    lines = [json.loads(path.read_text()) for path in done]
+    assert value == max(line["validation/recall(k=1)"] for line in lines)
+    assert tomllib.loads((out / "best.toml").read_text())["loss"] == f"margin(beta={best['beta']})"
+
+
+def test_a_search_without_validation_classes_is_refused(search: Path, tmp_path: Path) -> None:
+    for split in ("standard", "standard(validation=0)", "standard(validation=0.0)"):
+        with pytest.raises(UnimetricError, match="no validation classes") as refused:
+            tune(search, tmp_path / "runs", split=split)
+        assert "standard(validation=0.2)" in refused.value.hint
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "done").write_text('{"epoch": 1, "test/recall(k=1)": 0.9}')
+    with pytest.raises(UnimetricError, match="not measured on validation classes"):
+        judged(tmp_path)
+
+
+def test_the_ends_of_the_ranges(search: Path) -> None:
+    assert [run.config.loss for run in corners(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("loss = 'margin'", "nothing to search for"),
+        ("loss = 'margin(beta={beta})'", "`beta` is in the settings only"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1}\ngamma = {choices = [1]}", "`gamma` is in [search] only"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = [0, 1]", "the range of `beta` cannot be read"),
+    ],
+)
+def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "search.toml"
+    path.write_text(text)
+    with pytest.raises(UnimetricError) as refused:
+        read_search(path)
+    assert says in refused.value.message
+    assert str(path) in refused.value.message

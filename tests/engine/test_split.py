@@ -1,0 +1,90 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from unimetric.config import from_settings
+from unimetric.engine.evaluate import read_table
+from unimetric.engine.split import features_of, make_splits, read_features, write_splits
+from unimetric.errors import UnimetricError
+from unimetric.table import Table
+
+
+def birds(seed=0):
+    """Thirty classes of six pictures, scattered; every other one trains."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(30), 6))
+    features = (rng.standard_normal((30, 10)) * 2)[labels] + 0.3 * rng.standard_normal((180, 10))
+    return Table(tuple(f"{row}.jpg" for row in range(180)), labels, tuple(f"bird {n}" for n in range(30)), labels % 2 == 0), features
+
+
+def test_the_file_is_read_back_by_a_split(tmp_path):
+    table, features = birds()
+    splits = make_splits(table, features, count=8, easier=5, choose=4)
+    keys = [step["key"] for step in splits["history"]]
+    assert keys[:10] == ["-8", "-6", "-4", "-2", "0", "2", "4", "6", "8", "10"] and keys[12:14] == ["R2", "R4"]
+    path = tmp_path / "splits.json"
+    write_splits(path, splits, {"dataset": "birds"})
+    assert json.loads(path.read_text())["dataset"] == "birds"
+    assert (tmp_path / "splits.png").read_bytes().startswith(b"\x89PNG")
+    from unimetric.splits.ood import ood
+
+    assert set(table.labels[ood(table, path=str(path), key="0").train]) == set(range(0, 30, 2))
+    chosen = [splits["splits"][number]["distance"] for number in "1234"]
+    assert chosen == sorted(chosen)
+    distances = [step["distance"] for step in splits["history"]]
+    assert chosen[0] == min(distances) and chosen[-1] == max(distances)
+    assert splits["no_shift"] < 0.5 * chosen[0]
+    for number in "1234":
+        split = ood(table, path=str(path), split=int(number))
+        assert not set(table.labels[split.train]) & set(table.labels[split.test])
+        assert len(split.train) + len(split.test) >= 90
+
+
+def test_the_same_seed_gives_the_same_file_and_targets_choose():
+    table, features = birds()
+    first, second = (make_splits(table, features, count=6, targets=(40.0, 20.0)) for _ in range(2))
+    assert first == second
+    distances = np.array([step["distance"] for step in first["history"]])
+    for number, target in (("1", 20.0), ("2", 40.0)):
+        assert first["splits"][number]["target"] == target
+        assert first["splits"][number]["distance"] == distances[np.abs(distances - target).argmin()]
+
+
+def test_classes_must_be_divided():
+    table, features = birds()
+    object.__setattr__(table, "train", np.arange(180) < 90)
+    with pytest.raises(UnimetricError, match="not divided into training classes and test classes"):
+        make_splits(table, features)
+
+
+def test_features_are_made_once_and_checked(config, tmp_path):
+    path = tmp_path / "features.npz"
+    table, made = features_of(config, path=path)
+    assert made.shape == (len(table), 16) and path.exists()
+    _, again = features_of(from_settings(asdict(config) | {"backbone": "small(channels=8)"}), path=path)
+    assert np.array_equal(made, again)  # those that were kept, and not of the other backbone
+    with pytest.raises(UnimetricError, match="that are not, in this order"):
+        read_features(path, table.take(np.arange(len(table))[::-1]))
+    np.savez(path, embeddings=np.full_like(made, np.nan), labels=table.labels)
+    with pytest.raises(UnimetricError, match="not finite"):
+        read_features(path, table)
+    path.write_text("no")
+    with pytest.raises(UnimetricError, match=r"features\.npz: not an \.npz file"):
+        features_of(config, path=path)
+
+
+def test_features_are_the_summaries(config):
+    from unimetric.engine.model import build_model
+    from unimetric.engine.pictures import Look, open_pictures
+    from unimetric.spec import create
+
+    table, features = features_of(config)
+    model = build_model(config).eval()
+    pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
+    with torch.no_grad():
+        images = next(pictures.load([(np.arange(5), Look(create("transforms", config.transform)))]))
+        assert np.allclose(model.backbone(images)[:, 0].numpy(), features[:5], atol=1e-5)
+    assert len(read_table(config)[0]) == len(features)

@@ -1,0 +1,205 @@
+"""Universal metric learning end to end: eight scripts as eight datasets, one frozen network, and what is kept of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from unimetric import pack
+from unimetric.cli import app
+from unimetric.config import RunConfig, from_settings, load
+from unimetric.engine.ensemble import ensemble
+from unimetric.engine.evaluate import evaluate, open_run
+from unimetric.engine.export import export
+from unimetric.engine.figures import imbalance, keep_probability, prompt_preference
+from unimetric.engine.model import build_model
+from unimetric.engine.train import train
+from unimetric.errors import UnimetricError
+from unimetric.spec import create
+from unimetric.table import Table
+
+BLOCKS = ("latin", "greek", "cyrillic", "armenian", "georgian", "arrows", "operators", "shapes")
+
+
+def few(table: Table, classes: int) -> Table:
+    """So many classes to train on and to test on, of each dataset."""
+    kept = []
+    for source in range(len(table.source_names)):
+        for train_ in (True, False):
+            kept.append(np.unique(table.labels[(table.source == source) & (table.train == train_)])[:classes])
+    return table.take(np.isin(table.labels, np.concatenate(kept)))
+
+
+@pytest.fixture(scope="module")
+def universe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of every block on each side, as a pack."""
+    path = tmp_path_factory.mktemp("universe") / "universe.pack"
+    pack.write(path, few(create("datasets", "glyphs"), 3), short_side=None, encoding="raw")
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(universe: Path) -> RunConfig:
+    return load(
+        dataset=f"pack(path='{universe}')",
+        transform="glyphs(size=32)",
+        backbone="timm(name='test_vit', image_size=32)",
+        adapter="puma(rank=8, prompts=4, length=2)",
+        head="linear(dim=16)",
+        loss="curricularface(scale=32.0, margin=0.3, per_class_t=True, lr=0.1)",
+        sampler="shuffle",
+        optimizer="adamw(lr=3e-3)",
+        metrics=["unified", "harmonic", "per_source"],
+        batch_size=48,
+        epochs=2,
+        clip_value=1.0,
+        logger="none",
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "puma"
+    train(config, folder, quiet=True)
+    return folder
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_eight_datasets_are_trained_and_measured_as_one(run: Path, capsys: pytest.CaptureFixture) -> None:
+    first, *_, last = lines(run)
+    print(f"unified {last['test/unified']:.3f}, harmonic {last['test/harmonic']:.3f}, untrained {first['test/unified']:.3f}")
+    each = [last[f"test/per_source/{block}"] for block in BLOCKS]
+    assert last["test/harmonic"] == pytest.approx(8 / sum(1 / value for value in each))
+    assert last["test/unified"] <= np.mean(each) + 0.05  # more to choose from, up to unequal numbers of pictures
+    assert lines(run)[1]["loss"] > last["loss"]
+    assert [first[f"classes of {block}"] for block in BLOCKS] == [3] * 8
+    assert all(first[f"pictures of {block}"] >= 24 for block in BLOCKS)
+    assert evaluate(run)["unified"] == pytest.approx(max(line["test/unified"] for line in lines(run)[1:]))
+
+
+def test_only_what_is_trained_is_saved_and_the_rest_is_as_it_was(run: Path, config: RunConfig) -> None:
+    fresh = build_model(config)
+    learnt = {name for name, parameter in fresh.named_parameters() if parameter.requires_grad}
+    saved = load_file(run / "model.safetensors")
+    assert set(saved) == learnt | {"frozen.fingerprint"}
+    kept = {key.removeprefix("model/") for key in load_file(run / "checkpoint.safetensors") if key.startswith("model/")}
+    assert kept == set(saved)
+    _, model = open_run(run)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, fresh.state_dict()[name]) == (name not in learnt), name
+
+
+def test_a_killed_run_goes_on_bit_by_bit(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    """Also the adapters' dice."""
+    train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "half", quiet=True)
+    half = tmp_path / "half"
+    (half / "done").unlink()
+    (half / "config.toml").write_text(config.dump())
+    train(config, half, quiet=True)
+    one, two = load_file(run / "checkpoint.safetensors"), load_file(half / "checkpoint.safetensors")
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_another_backbone_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "config.toml").write_text((copy / "config.toml").read_text().replace("seed = 0", "seed = 1"))  # other random weights
+    with pytest.raises(UnimetricError, match="another backbone"):
+        open_run(copy)
+    tensors = load_file(run / "model.safetensors")
+    del tensors["head.layer.bias"]
+    save_file(tensors, copy / "model.safetensors", {"notes": "{}"})
+    with pytest.raises(UnimetricError, match="another model"):
+        (copy / "config.toml").write_text((run / "config.toml").read_text())
+        open_run(copy)
+
+
+def test_frozen_weights_may_lie_elsewhere(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    network = build_model(config).backbone.backbone.network
+    save_file(network.state_dict(), tmp_path / "same.safetensors")
+    save_file({key: value + 1 for key, value in network.state_dict().items()}, tmp_path / "other.safetensors")
+    text = "timm(name='test_vit', image_size=32, weights='{}')"
+    same = evaluate(run, metrics=["unified"], backbone=text.format(tmp_path / "same.safetensors"))
+    assert same == evaluate(run, metrics=["unified"])
+    with pytest.raises(UnimetricError, match="another backbone"):
+        evaluate(run, backbone=text.format(tmp_path / "other.safetensors"))
+
+
+@pytest.mark.parametrize("adapter", ["puma", "lora"])
+def test_an_exported_run_needs_nothing_else(adapter: str, run: Path, config: RunConfig, tmp_path: Path) -> None:
+    """The frozen weights come along; LoRA is no adapter any more."""
+    if adapter == "lora":
+        weights = tmp_path / "network.safetensors"
+        save_file(build_model(config).backbone.backbone.network.state_dict(), weights)
+        backbone = f"timm(name='test_vit', image_size=32, weights='{weights}')"
+        changed = from_settings(asdict(config) | {"adapter": "lora(rank=4)", "backbone": backbone, "epochs": 1})
+        train(changed, tmp_path / "run", quiet=True)
+    folder = run if adapter == "puma" else tmp_path / "run"
+    done = CliRunner().invoke(app, ["export", str(folder), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        expected = open_run(folder)[1].eval()(images)[0]
+        if adapter == "lora":
+            weights.unlink()
+        settings, model = open_run(tmp_path / "out")
+        assert torch.allclose(model.eval()(images)[0], expected, rtol=1e-4, atol=1e-5)
+    assert settings.adapter == ("" if adapter == "lora" else config.adapter)
+    assert "weights" not in settings.backbone
+    with pytest.raises(UnimetricError, match="in use"):
+        export(folder, tmp_path / "out")
+
+
+def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe: Path, tmp_path: Path) -> None:
+    assert ensemble([run, run]) == pytest.approx(evaluate(run, metrics=["unified", "harmonic", "per_source"]))
+    other = from_settings(asdict(config) | {"seed": 1, "epochs": 1, "adapter": "linear_probe", "evaluate_every": 0})
+    train(other, tmp_path / "other", quiet=True)
+    both = ensemble([run, tmp_path / "other"], metrics=["unified"])["unified"]
+    with np.load(_saved(run, tmp_path / "a.npz")) as a, np.load(_saved(tmp_path / "other", tmp_path / "b.npz")) as b:
+        mean, labels = (a["embeddings"] + b["embeddings"]) / 2, a["labels"]
+    unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+    similarity = unit @ unit.T
+    np.fill_diagonal(similarity, -2)
+    assert both == pytest.approx((labels[similarity.argmax(1)] == labels).mean())
+    narrow = from_settings(asdict(other) | {"head": "linear(dim=8)"})
+    train(narrow, tmp_path / "narrow", quiet=True)
+    with pytest.raises(UnimetricError, match="8 and 16 dimensions"):
+        ensemble([run, tmp_path / "narrow"])
+
+
+def _saved(run: Path, path: Path) -> Path:
+    evaluate(run, metrics=["unified"], save=path)
+    return path
+
+
+def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    shares = prompt_preference(run, tmp_path / "prompts.png")
+    assert shares.shape == (8, 4)
+    assert (np.abs(shares) <= 1).all()
+    assert np.ptp(shares, axis=0).max() > 0  # datasets differ
+    sizes = imbalance(run, tmp_path / "imbalance.png")
+    assert {name: len(each) for name, each in sizes.items()} == dict.fromkeys(BLOCKS, 3)
+    found = keep_probability([run], tmp_path / "keep.png", metrics=["harmonic"])
+    assert found == {
+        0.5: {key.removeprefix("test/"): value for key, value in json.loads((run / "done").read_text()).items() if "test/" in key}
+    }
+    done = CliRunner().invoke(app, ["figure", "imbalance", str(run), "--out", str(tmp_path / "again.png")])
+    assert done.exit_code == 0
+    for name in ("prompts", "imbalance", "keep", "again"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(UnimetricError, match="no `keep`"):
+        shutil.copytree(run, tmp_path / "vpt")
+        (tmp_path / "vpt" / "config.toml").write_text(from_settings(asdict(config) | {"adapter": "vpt"}).dump())
+        keep_probability([tmp_path / "vpt"], tmp_path / "keep.png")

@@ -1,0 +1,62 @@
+"""Run folders as they are found: a broken one is named and left out, and the others are shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.report import report
+from unimetric.report.folders import read_runs
+
+
+def test_runs_come_in_the_order_of_their_grid(runs: Callable[..., Path]) -> None:
+    records, left_out = read_runs([runs(4)])
+    assert [record.labels["method"] for record in records] == ["margin(beta=1.2) <0>"] * 2 + ["multi_similarity <1>"] * 2
+    assert records[0].value("recall(k=1)") == 0.5
+    assert not left_out
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "not finished": lambda folder: (folder / "done").unlink(),
+    "half a `done`": lambda folder: (folder / "done").write_text('{"epoch": 4, "test/rec'),
+    "a `done` that is no table": lambda folder: (folder / "done").write_text("3"),
+    "half a line": lambda folder: (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo'),
+    "a line without an epoch": lambda folder: (folder / "metrics.jsonl").write_text("{}\n"),
+    "no settings": lambda folder: (folder / "config.toml").unlink(),
+    "half the settings": lambda folder: (folder / "config.toml").write_text('dataset = "cub'),
+    "settings in zeros": lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00" * 10),
+    "settings that lack some": lambda folder: (folder / "config.toml").write_text("seed = 0\n"),
+    "no environment": lambda folder: (folder / "environment.json").unlink(),
+    "an empty gallery": lambda folder: (folder / "gallery.npz").write_bytes(b""),
+    "half a gallery": lambda folder: (folder / "gallery.npz").write_bytes((folder / "gallery.npz").read_bytes()[:900]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_folder_is_named_and_left_out(damage: str, runs: Callable[..., Path], tmp_path: Path) -> None:
+    place = runs(4)
+    broken = read_runs([place])[0][1].folder
+    DAMAGES[damage](broken)
+    left_out = report([place], tmp_path / "report.html")
+    assert [folder for folder, _ in left_out] == [broken]
+    page = (tmp_path / "report.html").read_text()
+    assert "3 runs, 2 methods" in page
+    assert str(broken) in page.partition('id="left-out"')[2]
+
+
+def test_folders_without_any_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match="no finished run"):
+        report([tmp_path], tmp_path / "report.html")
+    with pytest.raises(UnimetricError, match="no such folder"):
+        report([tmp_path / "absent"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_needs_no_torch() -> None:
+    code = "import sys, unimetric.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

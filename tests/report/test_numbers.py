@@ -1,0 +1,158 @@
+"""Means, intervals, the papers' values, shifts and correlations."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from unimetric.report import report
+from unimetric.report.figures import flat
+from unimetric.report.folders import Record, read_runs
+from unimetric.report.numbers import Method, _tables, correlations, methods, published, shift_of, shifts
+from unimetric.report.tables import as_latex, as_markdown, results
+from unimetric.spec import parse
+
+
+def record(run_id: str, *, split: str = "standard", seed: int = 0, recall: float = 0.5, decay: float = 0.3, **settings: str) -> Record:
+    known = {
+        "dataset": "cub200",
+        "split": split,
+        "loss": "margin(beta=1.2)",
+        "miner": "distance_weighted",
+        "seed": seed,
+        "objective": "plain",
+    }
+    known |= {
+        "backbone": "timm(name='resnet50', pretrained=True)",
+        "head": "linear(dim=128)",
+        "sampler": "samples_per_class(n=2)",
+        "adapter": "",
+    }
+    best = {"epoch": 1, "test/recall(k=1)": recall, "test/spectral_decay": decay}
+    return Record(Path(run_id), run_id, known | settings, [best], best, {}, {})
+
+
+def test_seeds_are_one_method_with_students_interval() -> None:
+    values = [0.61, 0.63, 0.64, 0.60]
+    found = methods([record(str(seed), seed=seed, recall=value) for seed, value in enumerate(values)])
+    assert len(found) == 1
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
+    assert math.isclose(found[0].mean("recall(k=1)"), np.mean(values))
+    assert math.isclose(2 * found[0].half("recall(k=1)"), high - low)
+    assert math.isnan(Method("one", [record("a")]).half("recall(k=1)"))
+
+
+def test_methods_without_a_study_are_named_by_what_differs() -> None:
+    found = methods([record("a", loss="margin(beta=0.6)"), record("b"), record("c", device="cuda")])
+    assert [method.name for method in found] == ["margin(beta=0.6)", "margin(beta=1.2)"]
+    assert [len(method.runs) for method in found] == [1, 2]  # where it ran makes no difference
+
+
+def test_the_papers_values() -> None:
+    def of(**settings: str) -> str | None:
+        value = published(Method("", [record("a", **settings)]), "recall(k=1)")
+        return value and value.text
+
+    assert of() == "63.09 ± 0.46"
+    assert of(loss="margin(beta=0.6)", miner="rho(p_switch=0.4)") == "64.93 ± 0.42"
+    assert of(loss="margin(beta=0.6)", miner="rho(p_switch=0.3)") is None  # other settings, no value
+    assert of(head="linear(dim=512)") is None
+    assert of(sampler="frechet_matching") == "62.64 ± 0.34"
+    assert of(dataset="cars196", split="published(path='x.json', split=8)", head="linear(dim=512)") == "64.77"
+    assert of(dataset="glyphs") is None
+    assert of(dataset="cub200(root='elsewhere')") == "63.09 ± 0.46"
+    packed = replace(record("a", dataset="pack(path='x.pack')"), gallery={"source": np.array(["cub200"])})
+    assert published(Method("", [packed]), "nmi").text == "68.21 ± 0.33"  # type: ignore[union-attr]
+    crt = {"backbone": "mit(name='b1', pretrained=True)", "head": "crt", "objective": "crt", "loss": "multi_similarity(kept_only=False)"}
+    assert of(**crt, miner="", sampler="samples_per_class(n=5)") == "75.95"
+
+
+def test_every_value_of_the_papers_can_be_read() -> None:
+    for table in _tables()["table"]:
+        for row in table["rows"]:
+            assert len(row["values"]) == len(table["metrics"])
+            assert all(0 < float(value.split()[0]) < 100 for value in row["values"])
+            for key, text in (table["when"] | row["when"]).items():
+                assert text == "" or parse(text), (key, text)
+
+
+def test_recall_against_shift_with_its_area() -> None:
+    every = [
+        record(str(number), dataset="cars196", split=f"published(path='x', split={number})", recall=0.9 - number / 20)
+        for number in (1, 2, 3)
+    ]
+    assert [shift_of(run) for run in every] == [8.6, 14.3, 32.2]
+    curves = shifts(methods(every), "recall(k=1)")
+    x = [0, (14.3 - 8.6) / (32.2 - 8.6), 1]
+    area = x[1] * (0.85 + 0.80) / 2 + (1 - x[1]) * (0.80 + 0.75) / 2
+    assert len(curves) == 1
+    assert math.isclose(curves[0]["ags"], area)
+    assert math.isnan(shift_of(record("a")))
+    assert shifts(methods([record("a"), record("b", split="few_shot")]), "recall(k=1)") == []
+
+
+def test_correlation_with_structure() -> None:
+    values = [(0.5, 0.3), (0.6, 0.25), (0.7, 0.1), (0.65, 0.2)]
+    found = methods([record(str(seed), seed=seed, recall=recall, decay=decay) for seed, (recall, decay) in enumerate(values)])
+    (row,) = correlations(found, ["recall(k=1)", "spectral_decay"])
+    assert math.isclose(row["r"], stats.pearsonr(*zip(*values, strict=True))[0])
+
+
+def test_a_metric_that_some_runs_lack_leaves_a_gap() -> None:
+    without = replace(record("b", loss="arcface"), best={"epoch": 1, "test/recall(k=1)": 0.7})
+    (table,) = results(methods([record("a"), without]))
+    assert [[cell.mean for cell in cells] for _, _, cells in table.rows] == [["50.00", "0.300"], ["70.00", ""]]
+    assert [cells[0].best for _, _, cells in table.rows] == [False, True]
+    assert not any(cells[1].best for _, _, cells in table.rows)  # structure has no best
+
+
+def test_tables_in_every_format(runs: Callable[..., Path], tmp_path: Path) -> None:
+    place = runs(6)
+    report([place], tmp_path / "report.html")
+    markdown = (tmp_path / "report.md").read_text()
+    assert "| arcface <2> | 2 | **52.10 ± 1.27** (62.67 ± 0.67) |" in markdown
+    assert "| margin(beta=1.2) <0> | 2 | 50.10 ± 1.27 (63.09 ± 0.46) |" in markdown
+    with open(tmp_path / "report.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2
+    assert rows[0]["mean"] == "50.10"
+    assert rows[0]["source"] == "Roth et al. 2020, table 2"
+    latex = (tmp_path / "report.tex").read_text()
+    assert r"multi\_similarity" in latex
+    assert r"$\mathbf{52.10 \pm 1.27}$ (62.67 ± 0.67)" in latex
+    assert latex.count(r"\\") == 4
+    tables = results(methods(read_runs([place])[0]))
+    assert as_markdown(tables) == markdown
+    assert as_latex(tables) == latex
+
+
+def test_a_plane_for_few_points_and_few_dimensions() -> None:
+    rng = np.random.default_rng(0)
+    way, places = flat(rng.standard_normal((10, 1)))
+    assert way == "PCA"
+    assert places.shape == (10, 2)
+    assert np.isfinite(places).all()
+
+
+def test_a_report_of_five_hundred_runs(runs: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    import time
+
+    place = runs(500, epochs=30, points=12)
+    begun = time.perf_counter()
+    left_out = report([place], tmp_path / "report.html", galleries=4)
+    with capsys.disabled():
+        print(f" [500 runs in {time.perf_counter() - begun:.1f} s] ", end="")
+    assert not left_out
+    text = (tmp_path / "report.html").read_text()
+    assert "500 runs, 250 methods" in text
+    data = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0].replace("<\\/", "</"))
+    assert len(data["galleries"]) == 4
+    assert len(data["curves"][0]["lines"]) == 250

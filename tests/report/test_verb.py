@@ -1,0 +1,48 @@
+"""The verbs `report` and `check`, as they are typed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unimetric.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    return int(leaving.value.code or 0)
+
+
+def test_a_report_names_what_it_left_out(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys) -> None:
+    place = runs(4)
+    broken = next(path for path in sorted(place.iterdir()) if path.is_dir())
+    (broken / "done").unlink()
+    page = tmp_path / "new" / "page.html"
+    assert run(monkeypatch, "report", str(place), "--out", str(page)) == 0
+    said = capsys.readouterr()
+    assert f"left out {broken}: not finished" in said.err
+    assert f"see {page}" in said.out
+    assert {path.suffix for path in page.parent.iterdir()} == {".html", ".md", ".csv", ".tex"}
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "report", str(tmp_path), "--out", str(tmp_path / "page.html")) == 2
+    said = capsys.readouterr().err
+    assert "no finished run" in said
+    assert "hint: " in said
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_grid_is_checked_and_counted(tmp_path: Path, monkeypatch, capsys) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text("seed = [0, 1]\nloss = ['margin', 'triplet']\n")
+    assert run(monkeypatch, "check", str(grid)) == 0
+    assert f"{grid}: good, 4 runs" in capsys.readouterr().out
+    grid.write_text("seed = [0, 1]\nloss = ['margin', 'circle']\nminer = 'semihard'\n")
+    assert run(monkeypatch, "check", str(grid)) == 2
+    assert "the loss Circle reads Pairs" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+import copy
+import json
+import logging
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind
+from unimetric.splits._file import read
+from unimetric.splits.published import episodes
+from unimetric.table import Table
+
+NAMES = ("Ram C/V Van", "b", "c", "d", "e", "f", "g", "h")
+FOLDER_NAMES = ["Ram C-V Van", *NAMES[1:]]
+
+
+def table():
+    """Eight classes of four pictures, two from each of two folders; in the last class a name is in both."""
+    names = [
+        f"{folder}/{10 * label + number}.jpg" for label in range(8) for number, folder in enumerate(("train", "train", "test", "test"))
+    ]
+    names[31] = "test/70.jpg"
+    return Table(tuple(names), np.repeat(np.arange(8), 4), NAMES, np.repeat(np.arange(8), 4) < 4, source_names=("toy",))
+
+
+def episode(shots, seed):
+    rng = np.random.default_rng(seed)
+    return {FOLDER_NAMES[label]: [f"{10 * label + int(n)}.jpg" for n in rng.permutation(3)[:shots]] for label in (0, 2, 4, 6)}
+
+
+def content():
+    return {
+        "1": {
+            "fid": 8.5,
+            "train": [FOLDER_NAMES[label] for label in (1, 3, 5, 7)],
+            "test": [FOLDER_NAMES[label] for label in (0, 2, 4, 6)],
+            "split_train": ["b", "d"],
+            "split_val": ["f", "h"],
+            "test_episodes": {"2": {"0": episode(2, 0), "1": episode(2, 1)}},
+        },
+        "2": {"fid": 9.5, "train": FOLDER_NAMES[:3], "test": FOLDER_NAMES[5:]},
+    }
+
+
+def divide(path, text=""):
+    part, arguments = bind("splits", f"published(path='{path}'{text})", seed=0)
+    return part(table(), **arguments)
+
+
+def classes(rows):
+    return sorted(set(table().labels[rows].tolist()))
+
+
+@pytest.fixture(params=["json", "pickle 2", "pickle 4"])
+def path(request, tmp_path):
+    """The same file in each form; the pickle as the authors', with numbers for keys and a numpy number in it."""
+    kind, _, protocol = request.param.partition(" ")
+    file = tmp_path / f"splits.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps(content()))
+    else:
+        numbered = {int(key): value for key, value in content().items()}
+        numbered[1]["fid"] = np.float64(8.5)
+        numbered[1]["test_episodes"] = {2: {int(key): value for key, value in numbered[1]["test_episodes"]["2"].items()}}
+        file.write_bytes(pickle.dumps(numbered, protocol=int(protocol)))
+    return str(file)
+
+
+def test_every_form(path):
+    split = divide(path)
+    assert classes(split.train) == [1, 3, 5, 7] and classes(split.test) == [0, 2, 4, 6] and len(split.validation) == 0
+    assert read(path)["1"]["fid"] == 8.5
+    few = divide(path, ", split=2")
+    assert classes(few.train) == [0, 1, 2] and classes(few.test) == [5, 6, 7]
+    held_out = divide(path, ", validation=True")
+    assert classes(held_out.train) == [1, 3] and classes(held_out.validation) == [5, 7]
+
+
+def test_episodes_become_rows(path):
+    found = episodes(table(), path=path, split=1, shots=2)
+    assert len(found) == 2 and found[0].tolist() != found[1].tolist()
+    for rows, seed in zip(found, (0, 1), strict=True):
+        wanted = [name for pictures in episode(2, seed).values() for name in pictures]
+        assert [os.path.basename(table().paths[row]) for row in rows] == wanted
+        assert np.bincount(table().labels[rows], minlength=8).tolist() == [2, 0] * 4
+    assert episodes(table(), path=path, split=1, shots=5) == []
+
+
+def write(tmp_path, change):
+    entry = content()
+    change(entry["1"])
+    (tmp_path / "splits.json").write_text(json.dumps(entry))
+    return str(tmp_path / "splits.json")
+
+
+def test_the_second_of_two_equal_names(tmp_path):
+    def change(entry):
+        entry["train"][3], entry["test"][3] = "g", "h"
+        for number in "01":
+            group = entry["test_episodes"]["2"][number]
+            del group["g"]
+            group["h"] = ["70_2.jpg", "71.jpg"] if number == "0" else ["70.jpg", "72.jpg"]
+
+    found = episodes(table(), path=write(tmp_path, change), split=1, shots=2)
+    assert found[0].tolist()[-2:] == [31, 29] and found[1].tolist()[-2:] == [28, 30]
+
+
+def lose(entry):
+    entry["test_episodes"]["2"]["1"]["c"][0] = "99.jpg"
+
+
+def test_absent_picture(tmp_path, caplog):
+    path = write(tmp_path, lose)
+    with pytest.raises(UnimetricError, match=r"splits\.json: split 1: its episodes name 1 absent pictures, the first is `99\.jpg` of `c`"):
+        divide(path)
+    with caplog.at_level(logging.WARNING, "unimetric"):
+        assert [len(rows) for rows in episodes(table(), path=path, split=1, shots=2, on_missing="skip")] == [8, 7]
+    assert "`99.jpg` of `c`; they are left out" in caplog.text
+    with pytest.raises(UnimetricError, match="`on_missing` is 'skipp'"):
+        divide(path, ", on_missing='skipp'")
+
+
+def test_pictures_called_otherwise(tmp_path):
+    path = write(tmp_path, lambda entry: None)
+    other = copy.copy(table())
+    object.__setattr__(other, "paths", tuple(f"car_ims/0000{row}.jpg" for row in range(32)))
+    with pytest.raises(UnimetricError, match="not called as those of the dataset") as caught:
+        episodes(other, path=path, split=1, shots=2, on_missing="skip")
+    assert "car_ims" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda entry: entry["train"].append("Ram"), r"split 1, train names the class `Ram`, which the dataset has not"),
+        (lambda entry: entry["train"].append("b"), "train names the class `b` twice"),
+        (lambda entry: entry["train"].append("c"), "the class `c` is in training and in test"),
+        (lambda entry: entry.pop("test"), "split 1 has no `test`"),
+        (lambda entry: entry["split_val"].append("c"), "split_val: the class `c` is not one of its training classes"),
+        (lambda entry: entry["split_val"].append("b"), "the class `b` is in split_train and in split_val"),
+        (lambda entry: entry["test_episodes"]["2"]["0"].pop("e"), "2 shots, episode 0: its classes are not the test classes"),
+        (lambda entry: entry["test_episodes"]["2"]["0"]["e"].pop(), "episode 0: the class `e` has not 2 different pictures"),
+        (lambda entry: entry["test_episodes"]["2"]["0"].update(e=["40.jpg"] * 2), "the class `e` has not 2 different pictures"),
+    ],
+)
+def test_refused(tmp_path, change, message):
+    with pytest.raises(UnimetricError, match=message):
+        divide(write(tmp_path, change), ", validation=True")
+
+
+def test_unknown_split(path):
+    with pytest.raises(UnimetricError, match="has no `7`") as caught:
+        divide(path, ", split=7")
+    assert "1, 2" in caught.value.hint
+
+
+class Trap:
+    """What a pickle could do to its reader."""
+
+    def __reduce__(self):
+        return os.mkdir, ("trapped",)
+
+
+def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for protocol in range(6):
+        (tmp_path / "trap.pkl").write_bytes(pickle.dumps({"1": Trap()}, protocol=protocol))
+        with pytest.raises(UnimetricError, match=r"trap\.pkl: the pickle asks for `(posix|nt|os)\.mkdir`"):
+            read("trap.pkl")
+    (tmp_path / "trap.pkl").write_bytes(pickle.dumps(np.arange(3)))
+    with pytest.raises(UnimetricError, match="the pickle asks for"):
+        read("trap.pkl")
+    (tmp_path / "trap.pkl").write_bytes(pickle.dumps({"1": b"bytes"}))
+    with pytest.raises(UnimetricError, match="holds a bytes"):
+        read("trap.pkl")
+    (tmp_path / "trap.pkl").write_bytes(pickle.dumps({"1": 2})[:-3])
+    with pytest.raises(UnimetricError, match="neither JSON nor a plain pickle"):
+        read("trap.pkl")
+    assert os.listdir(tmp_path) == ["trap.pkl"]

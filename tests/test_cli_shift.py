@@ -1,0 +1,65 @@
+"""The verbs of shift, from splits to a figure, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unimetric.cli import main
+
+SMALL = ["transform=base(size=32, resize=36)", "head=linear(dim=8)", "batch_size=8", "epochs=1", "logger=none", "workers=0", "device=cpu"]
+
+
+@pytest.fixture
+def typed(capsys, monkeypatch, tmp_path):
+    """Type a command in an empty folder that has ten classes of six small pictures."""
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        (tmp_path / "pictures" / f"class{number}").mkdir(parents=True)
+        for picture in range(6):
+            noise = rng.integers(0, 60, (40, 48, 3)) + 19 * number
+            Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"class{number}" / f"{number}_{picture}.png")
+    monkeypatch.chdir(tmp_path)
+
+    def type_(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["unimetric", *words])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        out = capsys.readouterr()
+        return int(leaving.value.code or 0), out.out + out.err
+
+    return type_
+
+
+def test_from_splits_to_a_figure(typed, tmp_path):
+    data, backbone = "folder(root='pictures')", "small(channels=16)"
+    make = ["split", data, "--backbone", backbone, "--features", "f.npz", "--out", "splits.json", "--swaps", "1", "--count", "4"]
+    code, said = typed(*make, "--easier", "1", "--choose", "2", *SMALL)
+    assert code == 0, said
+    assert "split 2: " in said and (tmp_path / "splits.png").exists() and (tmp_path / "f.npz").exists()
+    for number in (1, 2):
+        settings = [f"dataset={data}", f"backbone={backbone}", f"split=ood(path='splits.json', split={number})", *SMALL]
+        assert typed("train", *settings, "--quiet", "--out", f"run{number}")[0] == 0
+    code, said = typed("adapt", "run2", "--shots", "2", "--episodes", "2", "--iterations", "3", "--looks", "1")
+    assert code == 0 and "gain/recall(k=1)" in said and (tmp_path / "run2" / "adapt_2_shots.json").exists()
+    code, said = typed("shift", "run1", "run2", "f.npz", "--splits", "splits.json", "--dataset", data)
+    assert code == 0 and said.count("AGS") == 2 and (tmp_path / "shift.png").exists()
+    code, said = typed("transfer", "run1", "run2", "--to", data, "--out", "transfer.json")
+    assert code == 0 and len(json.loads((tmp_path / "transfer.json").read_text())) == 2
+
+
+def test_mistakes(typed, tmp_path):
+    for words, says in (
+        (["split", "folder(root='pictures')", "--out", "x.json", "--targets", "1,b"], "cannot read `--targets 1,b`"),
+        (["split", "folder(root='nowhere')", "--backbone", "small", "--out", "x.json"], "does not exist"),
+        (["adapt", "nowhere"], "not a run folder"),
+        (["shift", "nowhere"], "not a finished run"),
+        (["transfer", "nowhere", "--to", "glyphs"], "nowhere/config.toml: no such file"),
+    ):
+        code, said = typed(*words)
+        assert code == 2 and says in said and "hint: " in said and "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
