@@ -30,9 +30,10 @@ def pair_histograms(
     strips, diagonal, extra, base = _layout(len(points), 4 if points.is_cuda else 8, points.device)
     distance = points.new_empty(len(extra)) if points.is_cuda else _scratch(len(extra), points.dtype)
     # A CPU's product of flat blocks is by a third faster where the second factor lies as it is read.
-    minus_two, turned = -2 * points, points.T.contiguous()
+    turned = points.T.contiguous()
     for top, bottom, start, end in strips:
-        torch.mm(minus_two[top:bottom], turned[:, top:], out=distance[start:end].view(bottom - top, -1))
+        block = distance[start:end].view(bottom - top, -1)
+        torch.addmm(block, points[top:bottom], turned[:, top:], beta=0, alpha=-2, out=block)
     distance[diagonal] = distance[1].clone()  # the distance of a point from itself is no part of the range
     distance.add_(2).clamp_min_(0).sqrt_()
     low, high = distance.aminmax()
@@ -40,9 +41,9 @@ def pair_histograms(
     scale = torch.where(width > 0, 1 / width, 0)
     bin_of = distance.sub_(low).mul_(scale).to(torch.uint8).clamp_max_(bins - 1).bitwise_or_(extra)
     ordered = subsets.T.int().sort(0).values  # (B, m); a pair lies in the upper triangle if its columns ascend
-    first, second = _pairs(len(ordered), points.device)
-    places = base[ordered].index_select(0, first).add_(ordered.index_select(0, second))
-    looked_up = bin_of.index_select(0, places.flatten()).view(places.shape)
+    first, second = _pairs(*ordered.shape, points.device)
+    places = base[ordered].flatten().index_select(0, first).add_(ordered.flatten().index_select(0, second))
+    looked_up = bin_of.index_select(0, places).view(-1, ordered.shape[1])
     count = count_by_comparison if points.is_cuda else count_by_table
     return _normalise(count(bin_of[:, None])[0, :bins]), _normalise(count(looked_up)[:, :bins]), width
 
@@ -94,8 +95,10 @@ def _layout(size: int, parts: int, device: torch.device) -> tuple[list[tuple[int
 
 
 @lru_cache(maxsize=4)
-def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    first, second = torch.triu_indices(size, size, 1)
+def _pairs(size: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Every pair of rows of a (size, columns) matrix, in each of its columns: places in the flat matrix, which is read much faster."""
+    places = torch.triu_indices(size, size, 1)[:, :, None] * columns + torch.arange(columns)
+    first, second = places.flatten(1)
     return first.to(device), second.to(device)
 
 
