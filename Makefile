@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export UNIMETRIC_CACHE ?= $(CURDIR)/$(VENV)/cache
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs browser clean
 
 demo: $(VENV)/ready           ## train on letters, test on letters never seen
 	$(BIN)/unimetric demo
@@ -24,6 +24,11 @@ bench: $(VENV)/ready          ## side by side with the peers; prints ratios
 
 docs: $(VENV)/ready           ## write the pages that are generated
 	$(BIN)/python -m unimetric.catalogue > docs/papers.md
+
+browser: $(VENV)/ready        ## a Chromium for the test of the report's page, where the machine has none
+	command -v chromium-headless-shell chromium google-chrome \
+	|| $(BIN)/playwright install --only-shell chromium \
+	|| { apt-get update -qq && apt-get install -qqy --no-install-recommends chromium-headless-shell; }
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
