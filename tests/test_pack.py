@@ -187,6 +187,7 @@ def test_locators_other_processes_and_packs_of_packs(pictures: Table, tmp_path: 
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(pack)).picture(2), smooth(33, 33, 2))
     again = write(tmp_path / "b.pack", pack.table, short_side=None, encoding="png")
     np.testing.assert_array_equal(again.picture(2), smooth(33, 33, 2))
+    assert again.names == pack.names
     for locator in (f"{tmp_path}/a.pack::6", f"{tmp_path}/none.pack::0"):
         with pytest.raises(UnimetricError, match=r"a\.pack::6|none\.pack"):
             decode(locator)

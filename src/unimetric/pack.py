@@ -294,13 +294,23 @@ def _from_array(source: str, read: Callable[[str], np.ndarray]) -> tuple[Image.I
 
 
 def _relative(paths: Sequence[str]) -> list[str]:
-    """Names that say nothing of the machine: relative to the deepest folder that holds them all."""
+    """Names that say nothing of the machine: relative to the deepest folder that holds them all; in a pack already, those it has there."""
+    if any(map(located, paths)):
+        return [_name_in_pack(path) or os.path.basename(path) for path in paths]
     whole = [os.path.abspath(path) for path in paths]
     try:
         folder = os.path.commonpath({os.path.dirname(path) for path in whole})
     except ValueError:  # several drives
         return [os.path.basename(path) for path in whole]
     return [path[len(folder) :].lstrip(os.sep).replace(os.sep, "/") for path in whole]
+
+
+def _name_in_pack(path: str) -> str:
+    """What a picture was called before it came into its pack; empty for a file and for a row that is not there, as reading it will say."""
+    place = located(path)
+    with suppress(UnimetricError, IndexError):
+        return opened(place[0]).names[place[1]] if place else ""
+    return ""
 
 
 def _in_order(function: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> Generator[_Result, None, None]:
