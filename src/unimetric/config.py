@@ -86,7 +86,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """Twelve letters that stand for the settings: equal runs have equal ids. How a run is carried out does not count."""
-        settings = {key: value for key, value in asdict(self).items() if key not in _NO_RESULT}
+        settings = {key: value for key, value in asdict(self).items() if key not in NO_RESULT}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def dump(self) -> str:
@@ -94,8 +94,8 @@ class RunConfig:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(self).items())
 
 
-# Settings that change how a run is carried out or watched, and not what it computes.
-_NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
+#: Settings that change how a run is carried out or watched, and not what it computes.
+NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
 
 #: Fields that name a part, and its folder.
 PARTS = {

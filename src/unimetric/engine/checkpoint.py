@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -36,6 +37,12 @@ def write_text(path: Path, text: str) -> None:
     """A small file, atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_arrays(path: Path, *, compressed: bool = False, **arrays: np.ndarray) -> None:
+    """An `.npz` file, atomically."""
+    with atomic(path) as temporary, open(temporary, "wb") as file:  # by handle: numpy would add .npz to the temporary name
+        (np.savez_compressed if compressed else np.savez)(file, **arrays)  # type: ignore[arg-type]
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from unimetric.config import from_settings
-from unimetric.engine.evaluate import embed, numbers_of, open_fabric, open_run, read_table, space_of
-from unimetric.engine.pictures import Look, Progress, open_pictures
+from unimetric.engine.evaluate import embed_all, numbers_of, open_fabric, open_run, read_table, space_of
+from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
-from unimetric.spec import create
 
 
 def ensemble(
@@ -53,18 +52,12 @@ def ensemble(
         rows: np.ndarray = getattr(split, part, np.zeros(0, np.int64))
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
-        model.to(fabric.device)
-        recipe = create("transforms", config.transform)
-        taken = table.take(rows)
-        options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
-        pictures = open_pictures(taken, device=fabric.device, **options)
 
         def report(done: int, all_: int, number: int = number) -> None:
             if progress is not None:
                 progress(number * all_ + done, len(opened) * all_)
 
-        with fabric.autocast():
-            found = embed(fabric, model, pictures, np.arange(len(rows)), Look(recipe), batch=config.evaluate_batch, progress=report)
+        found = embed_all(fabric, config, model, table.take(rows), progress=report)
         found = torch.nn.functional.normalize(found, dim=1) if normalise else found
         total = found / len(opened) if total is None else total + found / len(opened)
     assert total is not None

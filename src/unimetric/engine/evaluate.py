@@ -15,7 +15,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from unimetric.config import RunConfig, from_settings, load
-from unimetric.engine.checkpoint import read_tensors
+from unimetric.engine.checkpoint import read_tensors, write_arrays
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import build_model
 from unimetric.engine.pictures import Look, Progress, open_pictures
@@ -82,6 +82,23 @@ def embed(
     return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
 
 
+def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, progress: Progress | None = None) -> Float[Tensor, "N D"]:
+    """Raw embeddings of every picture of a table, each seen at its centre.
+
+    Args:
+        fabric: of `open_fabric(config)`.
+        config: its transform, and how to carry it out.
+        model: as `build_model` makes it.
+        table: the pictures.
+        progress: called with (done, all), first while packs are read, then while pictures are embedded.
+    """
+    model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
+    options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
+    pictures = open_pictures(table, device=fabric.device, progress=progress, **options)
+    look = Look(create("transforms", config.transform))
+    return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
+
+
 def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None) -> Space:
     """The embeddings of some rows of a table, with labels and protocol; a loss with a geometry of its own places them in it."""
     points, options = loss.placed(embeddings.detach()) if hasattr(loss, "placed") else (embeddings.detach(), {})
@@ -146,20 +163,11 @@ def evaluate(
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
     rows: np.ndarray = getattr(split, part)
-    model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
-    pictures = open_pictures(
-        table.take(rows),
-        device=fabric.device,
-        mean=model.mean,
-        std=model.std,
-        residence=config.residence,
-        workers=config.workers,
-    )
-    look = Look(create("transforms", config.transform))
-    everything = np.arange(len(rows))
-    embeddings = embed(fabric, model, pictures, everything, look, batch=config.evaluate_batch, progress=progress)
+    embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
     if save is not None:
-        np.savez(save, embeddings=embeddings.cpu().numpy(), labels=table.labels[rows], query=table.query[rows], gallery=table.gallery[rows])
+        file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
+        kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
+        write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
     loss: Any = find("losses", parse(config.loss).name)
     if hasattr(loss, "placed"):
         loss = create("losses", config.loss, num_classes=2, dim=embeddings.shape[1])

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unimetric.engine.canvas import Canvas
 from unimetric.engine.evaluate import open_fabric, open_run
 from unimetric.engine.pictures import Look, Streamed
 from unimetric.errors import UnimetricError
@@ -84,20 +85,14 @@ def _short(name: str, most: int = 18) -> str:
 
 
 def _draw(shown: Any, maps: Any, names: list[str], chosen: list[int], out: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows, columns = len(names), 1 + len(chosen)
-    figure = Figure(figsize=(1.6 * columns, 1.6 * rows + 0.3), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure of its own: no window, and nothing is left behind in pyplot
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for row in range(rows):
-        for column in range(columns):
-            place = axes[row, column]
-            place.set_axis_off()
-            place.imshow(shown[row])
-            if column:
-                place.imshow(maps[row, column - 1], cmap="turbo", alpha=0.5)
-            if row == 0 or column == 0:
-                place.set_title(names[row] if column == 0 else f"prototype {chosen[column - 1]}", fontsize=7)
-    figure.savefig(out, dpi=150)
+    with Canvas(out, width=1.6 * columns, height=1.6 * rows + 0.3, rows=rows, columns=columns) as axes:
+        for row in range(rows):
+            for column in range(columns):
+                place = axes[row, column]
+                place.set_axis_off()
+                place.imshow(shown[row])
+                if column:
+                    place.imshow(maps[row, column - 1], cmap="turbo", alpha=0.5)
+                if row == 0 or column == 0:
+                    place.set_title(names[row] if column == 0 else f"prototype {chosen[column - 1]}", fontsize=7)

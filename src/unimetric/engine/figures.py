@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from unimetric.config import load
-from unimetric.engine.checkpoint import atomic
+from unimetric.engine.canvas import Canvas
 from unimetric.engine.evaluate import open_fabric, open_run, read_table
 from unimetric.engine.pictures import Look, open_pictures
 from unimetric.errors import UnimetricError
@@ -54,7 +54,7 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
         means.append((total / len(rows)).cpu().numpy())
         names.append(name)
     found = np.stack(means)
-    with _Canvas(out, width=8, height=1 + 0.4 * len(found)) as axes:
+    with Canvas(out, width=8, height=1 + 0.4 * len(found)) as axes:
         shown = axes.imshow(found, aspect="auto", cmap="viridis")
         axes.set_yticks(range(len(names)), names)
         axes.set_xticks(range(found.shape[1]))
@@ -79,7 +79,7 @@ def imbalance(run: str | Path, out: str | Path) -> dict[str, np.ndarray]:
     classes, first, sizes = np.unique(labels, return_index=True, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
     of = source[first]
-    with _Canvas(out, width=8, height=3.5) as axes:
+    with Canvas(out, width=8, height=3.5) as axes:
         for number, name in enumerate(table.source_names):
             places = np.flatnonzero(of[order] == number)
             if len(places):
@@ -116,32 +116,10 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         found[arguments.get("keep", parameters["keep"].default)] = numbers
     found = dict(sorted(found.items()))
     shown = list(metrics) or [key for key in next(iter(found.values()), {}) if all(key in each for each in found.values())]
-    with _Canvas(out, width=5, height=3.5) as axes:
+    with Canvas(out, width=5, height=3.5) as axes:
         for key in shown:
             axes.plot(list(found), [each[key] for each in found.values()], marker="o", label=key)
         axes.set_xlabel("keep probability")
         axes.set_ylabel("score")
         axes.legend(fontsize=7)
     return found
-
-
-class _Canvas:
-    """Axes to draw on, written as a PNG on leaving, atomically.
-
-    Args:
-        out: the file.
-        width, height: in inches.
-    """
-
-    def __init__(self, out: str | Path, *, width: float, height: float) -> None:
-        from matplotlib.figure import Figure  # no pyplot: no window, no global state
-
-        self.out, self.figure = Path(out), Figure(figsize=(width, height), layout="constrained")
-
-    def __enter__(self) -> Any:
-        return self.figure.subplots()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            with atomic(self.out) as temporary:
-                self.figure.savefig(temporary, format="png", dpi=150)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from unimetric.config import RunConfig
-from unimetric.engine.checkpoint import atomic
-from unimetric.engine.evaluate import embed, open_fabric, open_run, read_table
-from unimetric.engine.pictures import Look, open_pictures
+from unimetric.engine.checkpoint import write_arrays
+from unimetric.engine.evaluate import embed_all, open_fabric, open_run, read_table
+from unimetric.errors import UnimetricError
 from unimetric.metrics import Space
 from unimetric.pack import decode
-from unimetric.spec import bind, create
-from unimetric.splits._file import read
+from unimetric.splits.ood import distances, place_of
 from unimetric.table import Table
 
 
@@ -34,7 +34,7 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
     config, model = open_run(folder)
     table, split = read_table(config)
     rows = _readable(folder, table, split.test)
-    embeddings = _embeddings(config, model, table.take(rows))
+    embeddings = embed_all(open_fabric(config), config, model, table.take(rows))
     unit = torch.nn.functional.normalize(embeddings, dim=1)
     rng = np.random.default_rng(0)  # the same pictures for every run on these classes
     asks, answers = np.flatnonzero(table.query[rows]), np.flatnonzero(table.gallery[rows])
@@ -46,20 +46,20 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]
     path = folder / "gallery.npz"
-    with atomic(path) as temporary, open(temporary, "wb") as file:  # by handle: numpy would add .npz to the name
-        np.savez_compressed(
-            file,
-            embeddings=unit[kept].cpu().numpy().astype(np.float16),
-            labels=table.labels[rows[kept]],
-            names=np.array([table.class_names[label] for label in table.labels[rows[kept]]]),
-            source=np.array(table.source_names),
-            shift=np.float64(_shift(config.split)),
-            queries=np.searchsorted(kept, chosen),
-            neighbours=np.searchsorted(kept, order),
-            spectrum=Space(embeddings, torch.from_numpy(table.labels[rows])).spectrum().cpu().numpy().astype(np.float32),
-            thumbnails=np.frombuffer(b"".join(thumbnails), np.uint8),
-            ends=np.cumsum([len(each) for each in thumbnails]),
-        )
+    write_arrays(
+        path,
+        compressed=True,
+        embeddings=unit[kept].cpu().numpy().astype(np.float16),
+        labels=table.labels[rows[kept]],
+        names=np.array([table.class_names[label] for label in table.labels[rows[kept]]]),
+        source=np.array(table.source_names),
+        shift=np.array(_shift(config.split)),
+        queries=np.searchsorted(kept, chosen),
+        neighbours=np.searchsorted(kept, order),
+        spectrum=Space(embeddings, torch.from_numpy(table.labels[rows])).spectrum().cpu().numpy().astype(np.float32),
+        thumbnails=np.frombuffer(b"".join(thumbnails), np.uint8),
+        ends=np.cumsum([len(each) for each in thumbnails]),
+    )
     return path
 
 
@@ -72,28 +72,10 @@ def _readable(folder: Path, table: Table, rows: np.ndarray) -> np.ndarray:
 
 def _shift(text: str) -> float:
     """The Frechet distance that a file of splits gives for this split; not a number if it gives none."""
-    _, arguments = bind("splits", text)
-    if "path" not in arguments:
-        return float("nan")
-    file, number = read(arguments["path"]), str(arguments.get("split", 1))
-    entry = file.get("splits", file).get(arguments.get("key") or number, {})
-    return float(entry.get("fid", "nan"))
-
-
-def _embeddings(config: RunConfig, model: torch.nn.Module, table: Table) -> torch.Tensor:
-    fabric = open_fabric(config)
-    model = model.to(fabric.device)
-    pictures = open_pictures(
-        table,
-        device=fabric.device,
-        mean=model.mean,  # type: ignore[arg-type]
-        std=model.std,  # type: ignore[arg-type]
-        residence=config.residence,
-        workers=config.workers,
-    )
-    with fabric.autocast():
-        recipe = create("transforms", config.transform)
-        return embed(fabric, model, pictures, np.arange(len(table)), Look(recipe), batch=config.evaluate_batch)
+    place = place_of(text)
+    with suppress(UnimetricError):
+        return distances(place[0]).get(place[1], math.nan) if place else math.nan
+    return math.nan
 
 
 def _thumbnail(path: str, side: int) -> bytes:

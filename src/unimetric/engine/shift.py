@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from unimetric.config import RunConfig, load
-from unimetric.engine.checkpoint import atomic
+from unimetric.config import NO_RESULT, RunConfig, load
+from unimetric.engine.canvas import Canvas
 from unimetric.engine.evaluate import evaluate, space_of
 from unimetric.engine.split import read_features
 from unimetric.errors import UnimetricError, closest
 from unimetric.metrics import measure
 from unimetric.shift.ags import ags
 from unimetric.shift.curves import change_against_mean, structure_trend
-from unimetric.spec import bind, create, parse
-from unimetric.splits.ood import distances
+from unimetric.spec import bind, create
+from unimetric.splits.ood import distances, place_of
 from unimetric.table import Table
 
 Points = dict[str, dict[str, list[dict[str, float]]]]  # method -> split -> numbers of each seed
@@ -85,7 +85,7 @@ def _settings(folder: Path) -> RunConfig:
 def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
     """What tells the methods apart: the settings in which they differ, other than split and seed."""
     settings = {folder: asdict(config) for folder, config in configs.items()}
-    same = {"split", "seed", "device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
+    same = NO_RESULT | {"split", "seed"}
     first = next(iter(settings.values()), {})
     differing = [key for key in first if key not in same and any(values[key] != first[key] for values in settings.values())]
     keys = differing or ["loss"]
@@ -94,10 +94,10 @@ def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
 
 def _place(config: RunConfig, folder: Path) -> tuple[str, str]:
     """The file and the number of a run's split."""
-    if parse(config.split).name not in ("ood", "published"):
+    place = place_of(config.split)
+    if place is None:
         raise UnimetricError(f"{folder}: `split = {config.split!r}` has no distance", "train on splits of `ood(...)` or `published(...)`")
-    arguments = bind("splits", config.split, seed=0)[1]
-    return arguments["path"], f"key {arguments['key']}" if arguments.get("key") else str(arguments.get("split", 1))
+    return place
 
 
 def _distance(file: str, number: str) -> dict[str, float]:
@@ -167,14 +167,9 @@ def draw_report(path: Path, report: dict[str, Any], metric: str) -> None:
         report: what `shift_report` gives.
         metric: which of its metrics.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, method in report["methods"].items():
-        area = f" (AGS {100 * method['ags'][metric]:.1f})" if method["ags"] else ""
-        axes.plot(method["distances"], [100 * score for score in method["scores"][metric]], "o-", markersize=4, label=f"{name}{area}")
-    axes.set(xlabel="Frechet distance, train to test", ylabel=f"{metric}, %")
-    axes.legend(frameon=False, fontsize="small")
-    with atomic(path) as temporary, open(temporary, "wb") as file:
-        figure.savefig(file, format="png", dpi=150)
+    with Canvas(path, width=7, height=4) as axes:
+        for name, method in report["methods"].items():
+            area = f" (AGS {100 * method['ags'][metric]:.1f})" if method["ags"] else ""
+            axes.plot(method["distances"], [100 * score for score in method["scores"][metric]], "o-", markersize=4, label=f"{name}{area}")
+        axes.set(xlabel="Frechet distance, train to test", ylabel=f"{metric}, %")
+        axes.legend(frameon=False, fontsize="small")

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 
 from unimetric.config import RunConfig
-from unimetric.engine.checkpoint import atomic, write_text
-from unimetric.engine.evaluate import embed, open_fabric
+from unimetric.engine.canvas import Canvas
+from unimetric.engine.checkpoint import write_arrays, write_text
+from unimetric.engine.evaluate import embed_all, open_fabric
 from unimetric.engine.model import Model, build_model
-from unimetric.engine.pictures import Look, Progress, open_pictures
+from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
 from unimetric.heads.identity import Identity
 from unimetric.shift.choose import evenly, nearest
@@ -40,16 +41,10 @@ def features_of(
         return table, read_features(path, table)
     fabric = open_fabric(config)
     backbone = build_model(config).backbone
-    model: Any = Model(backbone, Identity(features=backbone.channels)).to(fabric.device)
-    model = fabric.setup(model) if any(parameter.requires_grad for parameter in model.parameters()) else model
-    pictures = open_pictures(
-        table, device=fabric.device, mean=model.mean, std=model.std, residence=config.residence, workers=config.workers, progress=progress
-    )
-    look = Look(create("transforms", config.transform))
-    features = embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress).cpu().numpy()
+    model = Model(backbone, Identity(features=backbone.channels))
+    features = embed_all(fabric, config, model, table, progress=progress).cpu().numpy()
     if path is not None:
-        with atomic(Path(path)) as temporary, open(temporary, "wb") as file:
-            np.savez(file, embeddings=features, labels=table.labels)
+        write_arrays(Path(path), embeddings=features, labels=table.labels)
     return table, features
 
 
@@ -191,25 +186,20 @@ def write_splits(path: Path, splits: dict[str, Any], notes: dict[str, Any]) -> N
 
 def _draw(path: Path, splits: dict[str, Any]) -> None:
     """Distance along the sequence (Milbich et al. 2021, fig. 1)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
     keys = [step["key"] for step in splits["history"]]
     distances = [step["distance"] for step in splits["history"]]
     phases = {"made easier": "#4c9f70", "exchanged": "#3b6ea8", "removed": "#b5523b"}
     groups = ["made easier" if key.startswith("-") else "removed" if key.startswith("R") else "exchanged" for key in keys]
-    for name, colour in phases.items():
-        places = [place for place, group in enumerate(groups) if group == name]
-        if places:
-            axes.plot(places, [distances[place] for place in places], "o-", markersize=3, color=colour, label=name)
-    for number, chosen in splits["splits"].items():
-        place = keys.index(chosen["key"])
-        axes.annotate(number, (place, distances[place]), textcoords="offset points", xytext=(0, 7), ha="center", weight="bold")
-    axes.axhline(splits["no_shift"], linestyle=":", color="grey", label="no shift: random halves of each class")
-    axes.axvline(keys.index("0"), linewidth=0.8, color="grey")
-    axes.margins(y=0.12)
-    axes.set(xlabel="step (the line is the dataset's own division)", ylabel="Frechet distance, train to test")
-    axes.legend(frameon=False)
-    with atomic(path) as temporary, open(temporary, "wb") as file:
-        figure.savefig(file, format="png", dpi=150)
+    with Canvas(path, width=7, height=4) as axes:
+        for name, colour in phases.items():
+            places = [place for place, group in enumerate(groups) if group == name]
+            if places:
+                axes.plot(places, [distances[place] for place in places], "o-", markersize=3, color=colour, label=name)
+        for number, chosen in splits["splits"].items():
+            place = keys.index(chosen["key"])
+            axes.annotate(number, (place, distances[place]), textcoords="offset points", xytext=(0, 7), ha="center", weight="bold")
+        axes.axhline(splits["no_shift"], linestyle=":", color="grey", label="no shift: random halves of each class")
+        axes.axvline(keys.index("0"), linewidth=0.8, color="grey")
+        axes.margins(y=0.12)
+        axes.set(xlabel="step (the line is the dataset's own division)", ylabel="Frechet distance, train to test")
+        axes.legend(frameon=False)

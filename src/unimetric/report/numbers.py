@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from unimetric.config import NO_RESULT
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
 from unimetric.shift.ags import ags
 from unimetric.spec import parse
 
-#: Settings that say how a run is carried out, and not what it computes.
-_CARRIED_OUT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every", "precision", "compile"}
+#: Settings that do not make another method: how a run is carried out, and how exactly.
+_CARRIED_OUT = NO_RESULT | {"precision", "compile"}
 #: Metrics of the space's structure: neither more nor less of them is better.
 STRUCTURE = ("pi_intra", "pi_inter", "pi_ratio", "spectral_decay", "uniformity", "class_spectra", "density")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unimetric.errors import UnimetricError
+from unimetric.spec import bind, parse
 from unimetric.splits._file import choose, classes, divide, read
 from unimetric.table import Split, Table
 
@@ -37,6 +38,18 @@ def ood(table: Table, *, path: str, split: int = 1, key: str = "", validation: f
     number = classes(table, names, f"{path}: classes")
     sides = [number[np.asarray(choose(step, side, place), np.int64)] for side in ("train", "test")]
     return divide(table, sides[0], sides[1], place, validation=validation, seed=seed)
+
+
+def place_of(text: str) -> tuple[str, str] | None:
+    """The file of a split as a run names it, and what `distances` knows it by; nothing for a split that is in no file.
+
+    Args:
+        text: such as `ood(path='splits.json', split=3)`.
+    """
+    if parse(text).name not in ("ood", "published"):
+        return None
+    arguments = bind("splits", text, seed=0)[1]
+    return arguments["path"], f"key {arguments['key']}" if arguments.get("key") else str(arguments.get("split", 1))
 
 
 def distances(path: str) -> dict[str, float]:
