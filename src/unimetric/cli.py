@@ -35,12 +35,39 @@ def main() -> None:
 
 
 def _load(config: str | None, settings: list[str] | None) -> Any:
-    from unimetric.config import load, override
+    from unimetric.config import load
 
     words = list(settings or [])
     if config is not None and "=" in config and not config.endswith(".toml"):  # settings alone, without a file
         words, config = [config, *words], None
-    return load(config, **dict(override(word) for word in words))
+    return load(config, **_overrides(words))
+
+
+def _overrides(words: list[str] | None) -> dict[str, Any]:
+    from unimetric.config import override
+
+    return dict(override(word) for word in words or [])
+
+
+def _texts(metrics: str) -> list[str]:
+    return [text.strip() for text in metrics.split(";") if text.strip()]
+
+
+def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        return [kind(word) for word in words.split(",") if word.strip()]
+    except ValueError:
+        raise UnimetricError(f"cannot read `{option} {words}`", f"write numbers with commas: `{option} {_LIKE[option]}`") from None
+
+
+_LIKE = {"--prototypes": "0,5,9", "--targets": "10,50,90"}
+
+
+def _write_json(out: Path | None, found: Any) -> None:
+    if out is not None:
+        from unimetric.engine.checkpoint import write_text
+
+        write_text(out, json.dumps(found, indent=1))
 
 
 @app.command()
@@ -90,14 +117,14 @@ def evaluate(
     - `unimetric evaluate embeddings.npz --metrics "recall(k=1)"`
     - `unimetric evaluate "timm(name='resnet50', pretrained=True)" dataset=cub200`
     """
-    from unimetric.config import from_settings, override
+    from unimetric.config import from_settings
     from unimetric.engine.display import Display
     from unimetric.engine.evaluate import evaluate as run
     from unimetric.engine.evaluate import evaluate_file
     from unimetric.metrics import explain as meaning
 
-    texts = [text.strip() for text in metrics.split(";") if text.strip()]
-    overrides = dict(override(word) for word in settings or [])
+    texts = _texts(metrics)
+    overrides = _overrides(settings)
     with Display() as display:
 
         def progress(done: int, total: int) -> None:
@@ -112,10 +139,7 @@ def evaluate(
             numbers = run(config, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress)
         for name, value in numbers.items():
             display.line(f"{name:<32} {value:.4f}" + (f"   {meaning(name.partition('/')[0])}" if explain else ""))
-    if out is not None:
-        from unimetric.engine.checkpoint import write_text
-
-        write_text(out, json.dumps(numbers, indent=1))
+    _write_json(out, numbers)
 
 
 @app.command("list")
@@ -238,10 +262,7 @@ def explain_(
     """
     from unimetric.engine.explain import explain as run_
 
-    try:
-        numbers = [int(word) for word in prototypes.split(",") if word.strip()]
-    except ValueError:
-        raise UnimetricError(f"cannot read `--prototypes {prototypes}`", "write numbers with commas: `--prototypes 0,5,9`") from None
+    numbers = _numbers_in(prototypes, "--prototypes", int)
     for number, weight in run_(run, pictures, out=out, prototypes=numbers, count=count):
         print(f"prototype {number:<4} mean weight {weight:.4f}")
     print(f"see {out}")
@@ -272,16 +293,13 @@ def split(
     - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets 19.2,28.5,52.6,72.2,92.5,120.4,136.5,152,173.9`
     - `unimetric split glyphs --backbone small --out splits.json transform=glyphs`
     """
-    from unimetric.config import from_settings, override
+    from unimetric.config import from_settings
     from unimetric.engine.display import Display
     from unimetric.engine.split import features_of, make_splits, write_splits
 
-    try:
-        wanted = [float(word) for word in targets.split(",") if word.strip()]
-    except ValueError:
-        raise UnimetricError(f"cannot read `--targets {targets}`", "write numbers with commas: `--targets 10,50,90`") from None
+    wanted = _numbers_in(targets, "--targets", float)
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
-    config = from_settings(chosen | dict(override(word) for word in settings or []), "split")
+    config = from_settings(chosen | _overrides(settings), "split")
     with Display() as display:
         table, found = features_of(config, path=features, progress=lambda done, total: display.step("features", done, total))
         splits = make_splits(
@@ -324,11 +342,10 @@ def adapt(
     - `unimetric adapt runs/a --shots 5`
     - `unimetric adapt runs/a --shots 2 --draw random --episodes 10 device=cuda`
     """
-    from unimetric.config import override
     from unimetric.engine.adapt import adapt as run_
     from unimetric.engine.display import Display
 
-    overrides = dict(override(word) for word in settings or [])
+    overrides = _overrides(settings)
     with Display() as display:
         result = run_(
             run,
@@ -361,21 +378,17 @@ def transfer(
     - `unimetric transfer runs/cub runs/cars --to cub200 --to cars196`
     - `unimetric transfer runs/cub --to "pack(path='cars.pack')" --set device=cuda --out transfer.json`
     """
-    from unimetric.config import override
     from unimetric.engine.display import Display
     from unimetric.engine.transfer import transfer as run_
 
-    texts = [text.strip() for text in metrics.split(";") if text.strip()]
-    overrides = dict(override(word) for word in setting or [])
+    texts = _texts(metrics)
+    overrides = _overrides(setting)
     with Display() as display:
         rows = run_(runs, to, metrics=texts, progress=lambda done, total: display.step("embedding", done, total), **overrides)
         for row in rows:
             numbers = "  ".join(f"{key} {value:.4f}" for key, value in row.items() if isinstance(value, float))
             display.line(f"{row['run']}: {row['trained_on']} -> {row['tested_on']}: {numbers}")
-    if out is not None:
-        from unimetric.engine.checkpoint import write_text
-
-        write_text(out, json.dumps(rows, indent=1))
+    _write_json(out, rows)
 
 
 @app.command()
@@ -396,14 +409,12 @@ def shift(
     - `unimetric shift resnet50.npz swav.npz --dataset cub200 --splits cub_splits.json`
     - `unimetric shift runs/* --structure "spectral_decay; pi_ratio" --set device=cuda`
     """
-    from unimetric.config import override
-    from unimetric.engine.checkpoint import write_text
     from unimetric.engine.shift import draw_report, shift_report
 
-    texts, shapes = ([text.strip() for text in words.split(";") if text.strip()] for words in (metrics, structure))
-    overrides = dict(override(word) for word in setting or [])
+    texts, shapes = (_texts(metrics), _texts(structure))
+    overrides = _overrides(setting)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
-    write_text(out, json.dumps(report, indent=1))
+    _write_json(out, report)
     for name, method in report["methods"].items():
         for metric, scores in method["scores"].items():
             curve = "  ".join(f"{distance:.1f}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
@@ -436,9 +447,8 @@ def bench(
     from unimetric.bench.cluster import study_on_ray
     from unimetric.bench.grid import check_runs, read_grid
     from unimetric.bench.study import study
-    from unimetric.config import override
 
-    runs = read_grid(grid, **dict(override(word) for word in settings or []))
+    runs = read_grid(grid, **_overrides(settings))
     check_runs(runs, str(grid))
     place = out or f"runs/{grid.stem}"
     if ray:
@@ -462,10 +472,9 @@ def tune(
     Example: `unimetric tune configs/grids/glyphs_search.toml --trials 20`
     """
     from unimetric.bench.tune import tune as run
-    from unimetric.config import override
 
     folder = out or Path("runs") / search.stem
-    value, best = run(search, folder, trials=trials, seed=seed, **dict(override(word) for word in settings or []))
+    value, best = run(search, folder, trials=trials, seed=seed, **_overrides(settings))
     print(f"best {value:.4f}: {'  '.join(f'{key} {found}' for key, found in best.items())}")
     print(f"train on all training classes with: unimetric train {folder / 'best.toml'} split=standard")
 
@@ -528,25 +537,21 @@ def ensemble(
     - `unimetric ensemble runs/cub runs/cars runs/dogs`
     - `unimetric ensemble runs/cub runs/cars "dataset=union(parts=['cub200', 'cars196'])" device=cuda`
     """
-    from unimetric.config import override
     from unimetric.engine.display import Display
     from unimetric.engine.ensemble import ensemble as run
 
-    overrides = dict(override(word) for word in runs if "=" in word)
+    overrides = _overrides([word for word in runs if "=" in word])
     with Display() as display:
         numbers = run(
             [word for word in runs if "=" not in word],
-            metrics=[text.strip() for text in metrics.split(";") if text.strip()],
+            metrics=_texts(metrics),
             normalise=normalise,
             progress=lambda done, total: display.step("embedding", done, total),
             **overrides,
         )
         for name, value in numbers.items():
             display.line(f"{name:<32} {value:.4f}")
-    if out is not None:
-        from unimetric.engine.checkpoint import write_text
-
-        write_text(out, json.dumps(numbers, indent=1))
+    _write_json(out, numbers)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,16 +36,21 @@ class Trained:
     def __init__(self, model: Model, *, place: str = "the checkpoint") -> None:
         self.model, self.place = model, place
 
+    @cached_property
+    def fingerprint(self) -> Tensor:
+        """Of the frozen tensors; found once, since they stay what they are."""
+        return fingerprint(self.model)
+
     def state_dict(self) -> dict[str, Tensor]:
         """What is trained, and with an adapter the fingerprint of what is not."""
         tensors = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.frozen}
-        return tensors | ({FINGERPRINT: fingerprint(self.model)} if self.model.frozen else {})
+        return tensors | ({FINGERPRINT: self.fingerprint} if self.model.frozen else {})
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Fill in what is trained; refused where the frozen weights are not those that it was trained with."""
         tensors = dict(tensors)
         given = tensors.pop(FINGERPRINT, None)
-        if given is not None and not torch.equal(given.cpu(), fingerprint(self.model)):
+        if given is not None and not torch.equal(given.cpu(), self.fingerprint):
             raise UnimetricError(
                 f"{self.place}: the adapter in it was trained inside another backbone: the frozen weights differ",
                 "say where the weights lie that it was trained with: `backbone=\"timm(name='...', weights='...')\"`",

@@ -35,7 +35,8 @@ class Stage:
         skipped: (path, reason) of pictures that cannot be read and are left out.
         recipe: the transform.
         pictures: where squares come from.
-        bare: the model itself, whose weights are saved.
+        bare: the model itself.
+        trained: what of it is saved.
         model: the same as Fabric and the compiler have wrapped it.
         objective, optimizer, sampler: as the settings name them.
         minimise: the objective as the compiler has wrapped it.
@@ -50,6 +51,7 @@ class Stage:
     recipe: Recipe
     pictures: Resident | Streamed
     bare: Model
+    trained: Trained
     model: Any
     objective: Any
     minimise: Any
@@ -61,7 +63,7 @@ class Stage:
     @property
     def parts(self) -> dict[str, Any]:
         """What a checkpoint keeps, apart from the optimisers."""
-        parts = {"model": Trained(self.bare), "objective": self.objective}
+        parts = {"model": self.trained, "objective": self.objective}
         return parts | ({"sampler": self.sampler} if self.sampler.needs_embeddings else {})
 
     @property
@@ -116,6 +118,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
             progress=lambda done, total: display.step("reading pictures", done, total),
         ),
         bare=bare,
+        trained=Trained(bare),
         model=model,
         objective=objective,
         minimise=_compiled(objective, config),

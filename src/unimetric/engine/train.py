@@ -164,7 +164,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                     progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on}}
                     if chief:
                         notes = {"metrics": line} | ({"backbone": config.backbone} if config.adapter else {})
-                        write_tensors(folder / "model.safetensors", stage.parts["model"].state_dict(), notes)
+                        write_tensors(folder / "model.safetensors", stage.trained.state_dict(), notes)
             log.write(line)
             display.line(described(line, config.epochs))
             progress["step"], progress["loss"] = 0, 0.0
