@@ -97,6 +97,7 @@ def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any]) ->
     for name, part in parts.items():
         part.load_state_dict({key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")})
     for name, optimizer in optimizers.items():
+        owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         moments: dict[int, dict[str, Any]] = {}
         for place, values in notes["numbers"].items():
             owner, _, index = place.partition("/")
@@ -105,7 +106,10 @@ def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any]) ->
         for place, value in tensors.items():
             owner, *index_and_key = place.split("/")
             if owner == name:
-                moments.setdefault(int(index_and_key[0]), {})[index_and_key[1]] = value
+                index, key = int(index_and_key[0]), index_and_key[1]
+                if value.shape == owners[index].shape:  # a fused optimiser wants moments laid out as their weights, channels last on a GPU
+                    value = torch.empty_like(owners[index], dtype=value.dtype, device=value.device).copy_(value)
+                moments.setdefault(index, {})[key] = value
         optimizer.load_state_dict({"state": moments, "param_groups": notes["groups"][name]})
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():

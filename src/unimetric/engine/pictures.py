@@ -212,7 +212,7 @@ class Streamed:
 
 
 def _whole(flat: Tensor) -> Tensor:
-    """Three bytes a pixel to one int32 (little end first), where they lie: a GPU does it in no time, two cores need seconds for a dataset."""
+    """Three bytes a pixel to one int32, where they lie: a GPU does it in no time, two cores need seconds for a dataset."""
     padded = torch.zeros(len(flat) // 3, 4, dtype=torch.uint8, device=flat.device)
     padded[:, :3] = flat.view(-1, 3)
     return padded.view(torch.int32).view(-1)
