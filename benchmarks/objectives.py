@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 
 from unimetric import pack
 from unimetric.config import RunConfig, load
 from unimetric.engine.display import Display
 from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
+from unimetric.engine.fabric import Fabric
 from unimetric.engine.pictures import Look
 from unimetric.engine.stage import Stage, set_stage
 from unimetric.objectives import Output

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.fabric import Fabric
 from torch import Tensor
 
+from unimetric.engine.fabric import Fabric
 from unimetric.objectives import Output
 
 

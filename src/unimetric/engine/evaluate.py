@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.engine.checkpoint import read_tensors, write_arrays
+from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import build_model
 from unimetric.engine.pictures import Look, Progress, open_pictures
@@ -32,7 +32,8 @@ def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
     cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     if accelerator in ("cuda", "gpu") and not cuda:
         raise UnimetricError(f"`device = {config.device!r}`, but there is no CUDA device", "write `device = 'cpu'` or `device = 'auto'`")
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it greets every run with what the settings say already
+    for name in ("lightning_fabric", "lightning.fabric"):  # it greets every run with what the settings say already
+        logging.getLogger(name).setLevel(logging.WARNING)
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     try:
         return Fabric(

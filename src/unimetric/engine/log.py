@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 
 from unimetric.config import RunConfig, load
 from unimetric.engine.checkpoint import write_text
+from unimetric.engine.fabric import VERSION, CSVLogger, TensorBoardLogger
 from unimetric.errors import UnimetricError
 
 
@@ -42,7 +42,7 @@ def claim(config: RunConfig, folder: Path) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "lightning": lightning.__version__,
+        "lightning": VERSION,
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
@@ -75,12 +75,8 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
     """Lightning's logger of that name, writing into the run folder."""
     try:
         if config.logger == "tensorboard":
-            from lightning.fabric.loggers import TensorBoardLogger
-
             return TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
         if config.logger == "csv":
-            from lightning.fabric.loggers import CSVLogger
-
             return CSVLogger(root_dir=folder, name="csv", version="", flush_logs_every_n_steps=1)
         if config.logger == "wandb":
             from lightning.pytorch.loggers import WandbLogger
@@ -91,7 +87,9 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
 
             return MLFlowLogger(run_name=folder.name, experiment_name="unimetric", save_dir=str(folder / "mlflow"))
     except ModuleNotFoundError as error:
-        raise UnimetricError(f"`logger = {config.logger!r}`: {error}", f"pip install {config.logger}, or write `logger = 'none'`") from None
+        raise UnimetricError(
+            f"`logger = {config.logger!r}`: {error}", f"pip install lightning {config.logger}, or write `logger = 'none'`"
+        ) from None
     return None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.engine.display import Display
 from unimetric.engine.evaluate import embed, read_table, space_of
+from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
 from unimetric.engine.pictures import Look, Resident, Streamed, find_bad, open_pictures
