@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export UNIMETRIC_CACHE ?= $(CURDIR)/$(VENV)/cache
 
-.PHONY: demo test check bench docs browser clean
+.PHONY: demo test check bench docs results browser clean
 
 demo: $(VENV)/ready           ## train on letters, test on letters never seen
 	$(BIN)/unimetric demo
@@ -24,6 +24,9 @@ bench: $(VENV)/ready          ## side by side with the peers; prints ratios
 
 docs: $(VENV)/ready           ## write the pages that are generated
 	$(BIN)/python -m unimetric.catalogue > docs/papers.md
+
+results: $(VENV)/ready        ## write docs/results.md and its figures from results/*.json
+	$(BIN)/python results/page.py
 
 browser: $(VENV)/ready        ## a Chromium for the test of the report's page, where the machine has none
 	command -v chromium-headless-shell chromium google-chrome \
