@@ -262,7 +262,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
     loss = create("losses", text, miner=miner or None, num_classes=classes, dim=DIM).to(device)
 
     if options.compile:
-        loss = torch.compile(loss, fullgraph=True)
+        loss = torch.compile(loss, fullgraph=True, dynamic=False)  # as a run does; else a float that changes becomes a number to fetch
 
     def ours(z: torch.Tensor, y: torch.Tensor) -> None:
         z.grad = None
