@@ -26,6 +26,8 @@ def tokens(features: int = CHANNELS) -> torch.Tensor:
 
 def literal(x, prototypes, first, first_bias, second=None, second_bias=None, divide=1.0):
     """Equations 1 and 2, one picture, one prototype and one position after the other."""
+    first, first_bias = (each.expand(len(prototypes), -1, -1) for each in (first, first_bias))  # where one network serves all
+    second = second if second is None else second.expand(len(prototypes), -1, -1)
     rows = []
     for picture in x:
         total = 0.0
@@ -51,7 +53,18 @@ def literal_branches(head, given, divide=1.0):
     return first, literal(x, other.prototypes, other.layers.weight, other.layers.bias, high.weight, high.bias, divide=divide)
 
 
-@pytest.mark.parametrize("options", ["", "shared=False", "normalise_positions=True", "reduce=2", "init='orthogonal', shared=False"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "shared=False",
+        "normalise_positions=True",
+        "reduce=2",
+        "init='orthogonal', shared=False",
+        "separate=False",
+        "separate=False, shared=False",
+    ],
+)
 def test_equals_a_loop_over_prototypes_and_positions(options: str) -> None:
     head, given = build(options), tokens()
     divide = float(POSITIONS) if head.normalise_positions else 1.0

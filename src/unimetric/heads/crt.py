@@ -37,6 +37,7 @@ class CRT(nn.Module):
         low_prototypes: how many the first branch has where the branches share nothing.
         shared: one set of prototypes and networks for both branches.
         reduce: channels after a linear layer before the prototypes; 0 for none, as in the paper.
+        separate: a network Gamma_k for each prototype; false for one that all of them share: the ablation of table 7.
         normalise_positions: divide r_k by N, so that it does not grow with the picture; not in the paper.
         coded: false for two linear layers on the summary instead, without prototypes: the ablation of table 6.
         init: how prototypes start: `linear`, as a linear layer's weights do, or `orthogonal`, as unlike each other as can be.
@@ -52,6 +53,7 @@ class CRT(nn.Module):
         low_prototypes: int = 49,
         shared: bool = True,
         reduce: int = 0,
+        separate: bool = True,
         normalise_positions: bool = False,
         coded: bool = True,
         init: str = "linear",
@@ -71,11 +73,11 @@ class CRT(nn.Module):
             return
         channels = reduce or features
         self.reduce = nn.Linear(features, reduce) if reduce else nn.Identity()
-        self.coder = _Coder(prototypes if shared else low_prototypes, channels, hidden, init)
-        self.low = _Layers(self.coder.count, hidden, dim)
+        self.coder = _Coder(prototypes if shared else low_prototypes, channels, hidden, init, separate)
+        self.low = _Layers(self.coder.networks, hidden, dim)
         if not shared:
-            self.high_coder = _Coder(prototypes, channels, hidden, init)
-            self.high = _Layers(prototypes, hidden, hidden)
+            self.high_coder = _Coder(prototypes, channels, hidden, init, separate)
+            self.high = _Layers(self.high_coder.networks, hidden, hidden)
 
     @property
     def prototype_sets(self) -> tuple[Float[Tensor, "K L"], ...]:
@@ -119,14 +121,14 @@ class CRT(nn.Module):
 class _Coder(nn.Module):
     """Prototypes, the residuals from them, and the first layer of each one's network: (B, N, L) -> (K, B, H)."""
 
-    def __init__(self, count: int, channels: int, hidden: int, init: str) -> None:
+    def __init__(self, count: int, channels: int, hidden: int, init: str, separate: bool) -> None:
         super().__init__()
-        self.count = count
+        self.networks = count if separate else 1
         bound = channels**-0.5
         self.prototypes = nn.Parameter(torch.empty(count, channels).uniform_(-bound, bound))
         if init == "orthogonal":  # of the length that a linear layer's rows have on average
             nn.init.orthogonal_(self.prototypes, gain=math.sqrt(1 / 3))
-        self.layers = _Layers(count, channels, hidden, together=False)
+        self.layers = _Layers(self.networks, channels, hidden, together=False)
 
     def weights(self, positions: Float[Tensor, "B N L"]) -> Float[Tensor, "B N K"]:
         return nn.functional.softplus(positions @ self.prototypes.T)
@@ -139,7 +141,7 @@ class _Coder(nn.Module):
 
 
 class _Layers(nn.Module):
-    """K linear layers side by side, (K, B, I) -> (K, B, O), or their mean, (B, O), which has one bias."""
+    """K linear layers side by side, or one for all, (K, B, I) -> (K, B, O); or their mean, (B, O), which has one bias."""
 
     def __init__(self, count: int, inputs: int, outputs: int, *, together: bool = True) -> None:
         super().__init__()
@@ -149,6 +151,7 @@ class _Layers(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs) if together else torch.empty(count, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: Float[Tensor, "K B I"]) -> Tensor:
+        weight = self.weight.expand(len(x), -1, -1)
         if not self.together:
-            return torch.baddbmm(self.bias, x, self.weight)
-        return torch.bmm(x, self.weight).mean(0) + self.bias
+            return torch.baddbmm(self.bias, x, weight)
+        return torch.bmm(x, weight).mean(0) + self.bias
