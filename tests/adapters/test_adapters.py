@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from unimetric.adapters._vit import normalise
+from unimetric.adapters._vit import normalise, through
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, names
 
@@ -90,6 +90,29 @@ def test_what_starts_at_zero_changes_nothing(name):
     expected = plain(pictures(2, size))
     for text in SILENT if name == "test_vit" else ["stochastic_adapter", "lora"]:
         assert torch.equal(adapt(text, copy.deepcopy(plain)).eval()(pictures(2, size)), expected), text
+
+
+def test_layer_scale_scales_a_branch_or_leaves_it_alone():
+    """z + LS(MSA + A) or z + LS(MSA) + A, and the same with the MLP, in one block of DINOv2."""
+    block = network("vit_small_patch14_dinov2", 56).network.blocks[0].double().eval()
+    branches = [stir(adapt("stochastic_adapter(keep=1.0)", network("vit_small_patch14_dinov2", 56))) for _ in range(2)]
+    first, second = branches[0].attention[0].double(), branches[1].mlp[0].double()
+    for number, scale in enumerate((block.ls1, block.ls2)):
+        scale.gamma.data = torch.linspace(0.1, 3 + number, len(scale.gamma), dtype=torch.float64)
+    z = torch.randn(2, 5, 384, dtype=torch.float64)
+
+    def adapter(branch, x):
+        return branch.scale * torch.relu(x @ branch.down) @ branch.up
+
+    for scaled in (False, True):
+        expected = z
+        for norm, own, gamma, branch in (
+            (block.norm1, block.attn, block.ls1.gamma, first),
+            (block.norm2, block.mlp, block.ls2.gamma, second),
+        ):
+            x = norm(expected)
+            expected = expected + gamma * own(x) + (gamma if scaled else 1) * adapter(branch, x)
+        torch.testing.assert_close(through(block, z, first, second, scaled=scaled), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("text", LOUD)

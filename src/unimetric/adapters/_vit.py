@@ -124,22 +124,31 @@ def normalise(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalised:
     return Normalised(value, core, norm.weight, norm.bias)
 
 
-def through(block: Any, x: Float[Tensor, "B N C"], attention: nn.Module | None, mlp: nn.Module | None) -> Float[Tensor, "B N C"]:
-    """A block of timm with branches beside its two halves. Branches add to what LayerScale has scaled: it would drown them.
+def through(
+    block: Any, x: Float[Tensor, "B N C"], attention: nn.Module | None, mlp: nn.Module | None, *, scaled: bool = False
+) -> Float[Tensor, "B N C"]:
+    """A block of timm with branches beside its two halves.
 
     Args:
         block: timm's.
         x: its input.
         attention: a branch that gets the first norm's output (`Normalised`), beside the attention.
         mlp: one that gets the second norm's, and the stream before it, beside the MLP.
+        scaled: LayerScale, where the block has it, scales a branch as it does the half beside it; else the branch is added after it.
     """
     normal = normalise(block.norm1, x)
-    added = block.drop_path1(block.ls1(block.attn(normal.value)))
-    # The two are added to each other first: the stream is float32, they are half as wide under autocast.
-    x = x + (added if attention is None else added + attention(normal, x))
+    beside = None if attention is None else attention(normal, x)
+    x = x + _half(block.attn(normal.value), beside, block.ls1, block.drop_path1, scaled)
     normal = normalise(block.norm2, x)
-    added = block.drop_path2(block.ls2(block.mlp(normal.value)))
-    return x + (added if mlp is None else added + mlp(normal, x))
+    beside = None if mlp is None else mlp(normal, x)
+    return x + _half(block.mlp(normal.value), beside, block.ls2, block.drop_path2, scaled)
+
+
+def _half(own: Tensor, branch: Tensor | None, scale: nn.Module, drop: nn.Module, scaled: bool) -> Float[Tensor, "B N C"]:
+    """What a half of a block and the branch beside it add to the stream. It is float32: they meet before, half as wide under autocast."""
+    if branch is None:
+        return drop(scale(own))
+    return drop(scale(own + branch)) if scaled else drop(scale(own)) + branch
 
 
 class Adapted(nn.Module):
@@ -150,13 +159,20 @@ class Adapted(nn.Module):
         prompt: `prompt(patches, layer)` gives the (B, P, C) prompt tokens that enter a layer, or None where those that are there go on.
         attention: a branch beside each block's attention, for as many blocks as it has.
         mlp: the same, beside the MLP.
+        scaled: as in `through`.
     """
 
     def __init__(
-        self, backbone: Any, *, prompt: nn.Module | None = None, attention: Sequence[nn.Module] = (), mlp: Sequence[nn.Module] = ()
+        self,
+        backbone: Any,
+        *,
+        prompt: nn.Module | None = None,
+        attention: Sequence[nn.Module] = (),
+        mlp: Sequence[nn.Module] = (),
+        scaled: bool = False,
     ) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.scaled = backbone, scaled
         self.prompt: Any = prompt
         self.attention, self.mlp = nn.ModuleList(attention), nn.ModuleList(mlp)
         self.channels: int = backbone.channels
@@ -190,7 +206,7 @@ class Adapted(nn.Module):
                 tokens = tokens + position if self.prompt.placed and position is not None else tokens
                 x = torch.cat([x[:, :prefix], tokens.to(x.dtype), x[:, prefix + count :]], 1)
                 count = tokens.shape[1]
-            x = through(block, x, _nth(self.attention, number), _nth(self.mlp, number))
+            x = through(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled)
         if count:
             x = torch.cat([x[:, :prefix], x[:, prefix + count :]], 1)
         stage = network.norm(x)

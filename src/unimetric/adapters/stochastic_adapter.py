@@ -10,7 +10,9 @@ from unimetric.adapters._bottleneck import Bottleneck
 from unimetric.adapters._vit import Adapted, adapted_layers, frozen_transformer
 
 
-def stochastic_adapter(backbone: Any, *, rank: int = 128, keep: float = 0.5, scale: float = 0.1, layers: int = 0) -> nn.Module:
+def stochastic_adapter(
+    backbone: Any, *, rank: int = 128, keep: float = 0.5, scale: float = 0.1, layers: int = 0, scaled: bool = False
+) -> nn.Module:
     """The stochastic adapter of PUMA (Universal metric learning with parameter-efficient transfer learning, Kim et al. 2023), eqs. 4-5.
 
         z' = z + MSA(LN1 z) + g' A'(LN1 z)
@@ -28,10 +30,11 @@ def stochastic_adapter(backbone: Any, *, rank: int = 128, keep: float = 0.5, sca
         keep: probability that an adapter counts for a sample in training.
         scale: fixed factor.
         layers: only the first so many blocks have adapters (12 for the paper's ViT-L); 0 is all.
+        scaled: LayerScale, where a block has it (DINOv2), scales the adapter as it does the half beside it; the paper's networks have none.
     """
     network = frozen_transformer(backbone)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)
-    return Adapted(backbone, attention=attention, mlp=mlp)
+    return Adapted(backbone, attention=attention, mlp=mlp, scaled=scaled)
 
 
 def branches(network: Any, *, rank: int, keep: float, scale: float, layers: int) -> tuple[list[Bottleneck], list[Bottleneck]]:
