@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.config import NO_RESULT, RunConfig
+from unimetric.engine.checkpoint import write_text
 from unimetric.errors import UnimetricError
 
 #: A path that leads somewhere on one machine only, up to the quote that ends it.
@@ -135,7 +136,7 @@ def main(words: list[str] | None = None) -> None:
     if len(renames) < len(given.rename):
         raise SystemExit("error: --rename needs OLD=NEW, such as \"shards.cub=pack(path='cub.pack')\"")
     if [path.suffix for path in given.folders] == [".json"]:
-        given.out.write_text(distances(given.folders[0], given.session), encoding="utf-8")
+        write_text(given.out, distances(given.folders[0], given.session))
         return
     runs = _table(given.out).get("runs", {})
     try:
@@ -143,7 +144,7 @@ def main(words: list[str] | None = None) -> None:
             runs[folder.resolve().name] = collect(folder, renames, given.session)
     except UnimetricError as error:
         raise SystemExit(f"error: {error}") from None
-    given.out.write_text(written(runs), encoding="utf-8")
+    write_text(given.out, written(runs))
     print(f"{given.out}: {len(runs)} runs, {given.out.stat().st_size / 1024:.0f} KiB")
 
 

@@ -18,6 +18,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from unimetric.engine.checkpoint import write_text
 from unimetric.errors import UnimetricError, closest
 from unimetric.shift.ags import ags
 
@@ -155,7 +156,10 @@ class Results:
 
     def as_cell(self, words: str) -> str:
         """One number of a table: `table > row > column`."""
-        name, row, column = (word.strip() for word in words.split(">"))
+        parts = [word.strip() for word in words.split(">")]
+        if len(parts) != 3:
+            raise UnimetricError(f"{self.folder / 'page.md'}: cannot read `cell: {words}`", "write `{{ cell: table > row > column }}`")
+        name, row, column = parts
         table = self.table(name)
         rows, columns = ({each[key]: each for each in table[kind]} for kind, key in (("rows", "label"), ("columns", "head")))
         for word, known in ((row, rows), (column, columns)):
@@ -251,7 +255,7 @@ def main() -> None:
     parser.add_argument("--text", action="store_true", help="draw no figures")
     given = parser.parse_args()
     try:
-        PAGE.write_text(page(), encoding="utf-8")
+        write_text(PAGE, page())
         if not given.text:
             Results().draw(PAGE.parent)
     except UnimetricError as error:

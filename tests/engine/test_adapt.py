@@ -119,6 +119,7 @@ def test_published_episodes_are_taken(config, tmp_path):
     from unimetric.pack import opened
 
     called = [name.rpartition("/")[2] for name in opened(table.paths[0].partition("::")[0]).names]
+    assert all(len({called[row] for row in own}) == len(own) for own in rows.values())  # a picture's name is its own within its class
     group = {str(n): {name: [called[row] for row in rows[name][n : n + 2]] for name in names} for n in range(3)}
     trained = [table.class_names[label] for label in np.unique(table.labels[split.train])]
     file = tmp_path / "file.json"

@@ -19,7 +19,11 @@ def stochastic_adapter(
         z  = z' + MLP(LN2 z') + g A(LN2 z'),    A(x) = scale ReLU(x W_down) W_up
 
     with g, g' = 0 or 1/keep for each sample, layer and half of a block in training, and 1 in testing: what a sample gets is on average
-    what it gets in testing. `keep=1` is the paper's static adapter.
+    what it gets in testing. `keep=1` is the paper's static adapter. With `scaled`, in blocks that have LayerScale (LS),
+
+        z' = z + LS1(MSA(LN1 z) + g' A'(LN1 z)),    z = z' + LS2(MLP(LN2 z') + g A(LN2 z'))
+
+    and without it LS(MSA) + g' A', LS(MLP) + g A.
 
     Differs from the paper: eq. 5 has no 1/keep and no scale; both are the code's. The two adapters of a layer are drawn one by one; in
     the code they start alike.
@@ -30,7 +34,7 @@ def stochastic_adapter(
         keep: probability that an adapter counts for a sample in training.
         scale: fixed factor.
         layers: only the first so many blocks have adapters (12 for the paper's ViT-L); 0 is all.
-        scaled: LayerScale, where a block has it (DINOv2), scales the adapter as it does the half beside it; the paper's networks have none.
+        scaled: LayerScale, where a block has it (DINOv2), scales the adapter, too; the paper's networks have none.
     """
     network = frozen_transformer(backbone)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)

@@ -18,7 +18,7 @@ else:
         from lightning_fabric import Fabric
         from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
 
-        VERSION = version("lightning-fabric")
+        VERSION = version("lightning-fabric")  # an ImportError too where `lightning` only lends its name
     except ImportError:
         from lightning.fabric import Fabric
         from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
