@@ -1,7 +1,8 @@
 """The nearest neighbours of many points among many: exact, in bounded memory, on any device.
 
 Scores are inner products, larger is nearer. They are made in float32 (or float64) and in nothing less: TF32 and autocast are switched
-off for the product, so that no setting of the host program changes a digit. Equal scores go to the lower column.
+off for the product, so that no setting of the host program changes a digit. Equal scores go to the lower column. Where everyone asks
+everyone on an ARM processor, eight bits rule out first what provably is no neighbour; see `sieve`.
 
 Q points that ask, G that answer, D dimensions, K neighbours, R rows and B columns of scores at a time.
 """
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from unimetric.sieve import applies, sift
 
 #: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
 _ROWS, _COLUMNS = 128, 256
@@ -39,7 +42,11 @@ def nearest(
     """
     worth = asking is answering and asking.device.type == "cpu" and k <= 64 and len(asking) >= 2 * _SIDE and 64 * k * len(asking) <= memory
     if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
-        yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // _PEAK * _PEAK))
+        sifted = sift(asking, k) if applies(asking, k, memory) else None
+        if sifted is None:
+            yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // _PEAK * _PEAK))
+        else:
+            yield from _complete(asking, k, sifted, memory)
         return
     rows, columns = _chunk(len(asking), len(answering), k, asking.element_size(), memory)
     scores = asking.new_empty(rows * columns)
@@ -56,6 +63,20 @@ def nearest(
             found = best(score, min(k, len(others)))
             values, places = found if left == 0 else _merge((values, places), found, left, k)
         yield top, values, places.masked_fill_(values == -torch.inf, -1)
+
+
+def _complete(
+    points: Float[Tensor, "N D"], k: int, sifted: tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]], memory: int
+) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
+    """What a sieve has found, with the few points that it has no proof for asked anew."""
+    values, places, proven = sifted
+    rows = (~proven).nonzero()[:, 0]
+    if len(rows):
+        for top, value, place in nearest(points[rows], points, k, own=rows, memory=memory):
+            some = rows[top : top + len(value)]
+            values[some], places[some] = value, place
+    for top in range(0, len(points), _SIDE):
+        yield top, values[top : top + _SIDE], places[top : top + _SIDE]
 
 
 def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
