@@ -90,7 +90,8 @@ class Results:
         key = self.table(table)["best"]
         for line in lines:
             self._get(line, key, table, name)
-        return max(lines, key=lambda line: line[key])  # the first of equals
+        trained = [line for line in lines if line["epoch"]]  # a run that never gets above where it started has a best epoch all the same
+        return max(trained or lines, key=lambda line: line[key])  # the first of equals
 
     def _get(self, found: dict[str, Any], key: str, table: str, name: str) -> Any:
         if key not in found:
