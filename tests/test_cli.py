@@ -114,7 +114,7 @@ def spoil(pictures: Path, how: str) -> Path:
 def test_a_bad_picture_stops_a_pack_and_a_run_or_is_skipped(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path, how: str) -> None:
     victim = spoil(pictures, how)
     dataset = f"folder(root='{pictures}')"
-    refused("pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", says=str(victim))
+    assert "--skip-bad" in refused("pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", says=str(victim))
     code, _, err = run(capsys, monkeypatch, "train", *settings(pictures), "--out", str(tmp_path / "stopped"))
     assert code == 2
     assert str(victim) in err
@@ -127,6 +127,36 @@ def test_a_bad_picture_stops_a_pack_and_a_run_or_is_skipped(refused, capsys, mon
     code, out, err = run(capsys, monkeypatch, "train", *settings(pictures, "on_bad_picture=skip"), "--out", str(tmp_path / "run"))
     assert code == 0, err
     assert str(victim) in (tmp_path / "run" / "skipped.txt").read_text()
+
+
+def test_a_run_without_its_bad_pictures_is_measured_without_them(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    (pictures / "class3" / "3.jpg").write_bytes(b"")  # of a class that is tested on
+    words = settings(pictures, "on_bad_picture=skip")
+    assert run(capsys, monkeypatch, "train", *words, "--out", str(tmp_path / "run"))[0] == 0
+    best = json.loads((tmp_path / "run" / "done").read_text())
+    code, _, err = run(capsys, monkeypatch, "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "a.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "a.json").read_text())["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
+    assert run(capsys, monkeypatch, "ensemble", str(tmp_path / "run"))[0] == 0
+    for verb in ("evaluate", "ensemble"):  # before a picture is embedded, so that the run need not even be there
+        refused(verb, str(tmp_path), "--metrics", "recal(k=1)", says="metrics: no `recal` in metrics")
+    refused("evaluate", str(tmp_path / "run"), "head=linear(dim=4)", says="was trained with `head = 'linear(dim=8)'`")
+
+
+def test_a_class_without_a_readable_picture_is_no_class(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folders = sorted(pictures.iterdir())
+    folders[0].rename(pictures / "a")  # three classes to train on, by their names
+    for picture in (pictures / "a").iterdir():
+        (pictures / "b").mkdir(exist_ok=True)
+        (pictures / "b" / picture.name).write_bytes(b"")
+    words = ["train", *settings(pictures, "on_bad_picture=skip", "loss=proxy_anchor"), "--out", str(tmp_path / "run")]
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    assert len(load_file(tmp_path / "run" / "checkpoint.safetensors")["objective/loss.proxies"]) == 2
+    for picture in folders[1].iterdir():
+        picture.write_bytes(b"")
+    refused(*words[:-1], str(tmp_path / "other"), says="too few classes are left")
 
 
 def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
@@ -214,7 +244,60 @@ def test_what_evaluate_refuses(refused, tmp_path: Path) -> None:
     refused("evaluate", str(tmp_path / "a.npz"), says="needs `labels`")
     np.savez(tmp_path / "b.npz", embeddings=np.zeros((3, 2)), labels=np.zeros(4))
     refused("evaluate", str(tmp_path / "b.npz"), says="3 embeddings but 4 labels")
-    refused("evaluate", "no_such_backbone", says="no `no_such_backbone` in backbones")
+    for nothing in ("no_such_backbone", "runs/no_such_run"):
+        refused("evaluate", nothing, says=f"{nothing}: no such run folder, .npz file or backbone")
+
+
+def test_what_evaluate_refuses_of_an_npz_file(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    rows, labels = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) // 2
+    np.savez(good, embeddings=rows, labels=labels)
+    whole = good.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole[:80] + bytes([whole[80] ^ 255]) + whole[81:]):  # cut, empty, altered
+        bad.write_bytes(content)
+        refused("evaluate", str(bad), says="bad.npz: not an .npz file, or a damaged one")
+    with bad.open("wb") as file:
+        np.save(file, rows)
+    refused("evaluate", str(bad), says="bad.npz: not an .npz file")
+    for wrong in (rows.astype(complex), rows.astype(str), rows[:, :0]):
+        np.savez(bad, embeddings=wrong, labels=labels)
+        refused("evaluate", str(bad), says="bad.npz: `embeddings` are")
+    refused("evaluate", str(good), "--level", "95", says="level 95")
+    refused("evaluate", str(good), "seed=3", says="settings and --save change nothing")
+    np.savez(bad, embeddings=rows.astype(">f8"), labels=labels)  # of another byte order, and into a folder that is made
+    numbers = [tmp_path / "made" / f"{file.stem}.json" for file in (good, bad)]
+    for file, out in zip((good, bad), numbers, strict=True):
+        assert run(capsys, monkeypatch, "evaluate", str(file), "--out", str(out))[0] == 0
+    assert numbers[0].read_text() == numbers[1].read_text()
+
+
+def test_the_numbers_are_not_written_where_the_picture_goes(refused, tmp_path: Path) -> None:
+    for verb, what in (("split", "glyphs"), ("shift", "a.npz")):
+        refused(verb, what, "--out", str(tmp_path / "a.png"), says="a.png: the picture goes there")
+
+
+def test_check_reads_the_datasets_of_a_grid(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(f"\ufeffdataset = [\"folder(root='{pictures}')\", \"folder(root='{tmp_path}/absent')\"]\n", encoding="utf-8")
+    assert run(capsys, monkeypatch, "check", str(grid))[0] == 0
+    refused("check", "--data", str(grid), says="absent` does not exist")
+
+
+def test_what_training_cannot_do_is_a_sentence(refused, pictures: Path, tmp_path: Path) -> None:
+    for setting, says in (
+        ("head=linear(dim=-5)", "cannot build `linear(dim=-5)`"),
+        ("optimizer=adam(lr=-1)", "Invalid learning rate"),
+        ("device=tpu", "cannot set up the device"),
+        ("schedule=step(every=0)", "1 at least"),
+        ("loss=math.pi", "`math.pi` is neither a class nor a function"),
+        ("dataset=", "dataset: cannot read ``"),
+        ("seed=99999999999999999999999", "`seed` must be at most"),
+        ("clip_norm=nan", "`clip_norm` must be a number"),
+        (f"clip_norm=1{'0' * 400}", "`clip_norm` must be a number"),
+    ):
+        refused("train", *settings(pictures, setting), "--out", str(tmp_path / "run"), says=says)
+    still = settings(pictures, "head=identity", "loss=margin(learn_beta=False)", "warmup_epochs=1")
+    refused("train", *still, "--out", str(tmp_path / "run"), says="anything to learn in `warmup_epochs = 1`")
 
 
 def test_list_and_check(capsys, monkeypatch, refused, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_a_dump_loads_as_itself(tmp_path: Path) -> None:
 def test_the_run_id_counts_what_changes_the_result_and_nothing_else() -> None:
     assert load().run_id == load(device="cpu", workers=7, logger="none").run_id
     assert load().run_id != load(seed=1).run_id
+    assert load(metrics=["recall", "nmi"]).run_id != load(metrics=["recall", "nmi"], chosen_by=2).run_id
     assert load(clip_norm=1).run_id == load(clip_norm=1.0).run_id
 
 
@@ -38,6 +39,7 @@ def test_every_mistake_says_what_to_type(tmp_path: Path) -> None:
     assert "must be true or false" in refused(compile=1)
     assert "at least 1" in refused(epochs=0)
     assert "choose from: error, skip" in refused(on_bad_picture="ignore")
+    assert "`chosen_by` is 2, but there are 1 metrics" in refused(chosen_by=2)
     assert "settings: loss: `margin` has no argument `bata`" in refused(loss="margin(bata=1)")
     assert "settings: metrics: no `recal`" in refused(metrics=["recal(k=1)"])
     with pytest.raises(UnimetricError, match="no such file"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,11 @@ def main() -> None:
         app(standalone_mode=True)
     except UnimetricError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        print(f"error: {error.filename or 'the disk is full'}: {error.strerror}\n\nhint: free some room", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)
@@ -61,6 +67,11 @@ def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[
 
 
 _LIKE = {"--prototypes": "0,5,9", "--targets": "10,50,90"}
+
+
+def _beside(out: Path) -> None:
+    if out.suffix == ".png":
+        raise UnimetricError(f"{out}: the picture goes there, beside the numbers", f"write `--out {out.with_suffix('.json')}`")
 
 
 def _write_json(out: Path | None, found: Any) -> None:
@@ -121,7 +132,9 @@ def evaluate(
     from unimetric.engine.display import Display
     from unimetric.engine.evaluate import evaluate as run
     from unimetric.engine.evaluate import evaluate_file
+    from unimetric.errors import closest
     from unimetric.metrics import explain as meaning
+    from unimetric.spec import names
 
     texts = _texts(metrics)
     overrides = _overrides(settings)
@@ -131,10 +144,15 @@ def evaluate(
             display.step("embedding", done, total)
 
         if target.endswith(".npz"):
+            if overrides or save is not None:
+                raise UnimetricError(f"{target}: its embeddings are made, so settings and --save change nothing", "leave them out")
             numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level)
         elif Path(target).is_dir():
             numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
         else:
+            name = target.partition("(")[0]
+            if ("." not in name and name not in names("backbones")) or "/" in name:
+                raise UnimetricError(f"{target}: no such run folder, .npz file or backbone", closest(name, names("backbones")))
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
             numbers = run(config, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress)
         for name, value in numbers.items():
@@ -189,19 +207,21 @@ def check(
     """
     from unimetric.bench.grid import check_runs, is_grid, read_any
     from unimetric.config import load
+    from unimetric.engine.evaluate import read_table
     from unimetric.engine.model import check_fit
 
     for path in configs:
         if is_grid(path):
             runs = read_any(path)
             check_runs(runs, str(path))
+            if data:
+                for config in {(run.config.dataset, run.config.split): run.config for run in runs}.values():
+                    read_table(config)
             print(f"{path}: good, {len(runs)} runs")
             continue
         config = load(path)
         check_fit(config, str(path))
         if data:
-            from unimetric.engine.evaluate import read_table
-
             read_table(config)
         print(f"{path}: good, run {config.run_id}")
 
@@ -297,6 +317,7 @@ def split(
     from unimetric.engine.display import Display
     from unimetric.engine.split import features_of, make_splits, write_splits
 
+    _beside(out)
     wanted = _numbers_in(targets, "--targets", float)
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | _overrides(settings), "split")
@@ -411,6 +432,7 @@ def shift(
     """
     from unimetric.engine.shift import draw_report, shift_report
 
+    _beside(out)
     texts, shapes = (_texts(metrics), _texts(structure))
     overrides = _overrides(setting)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
@@ -485,6 +507,7 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write; tables go beside it as .md, .csv and .tex.")] = Path("report.html"),
     galleries: Annotated[int, typer.Option(help="Runs whose pictures are shown, best first.", min=0)] = 24,
     look: Annotated[bool, typer.Option("--look", help="Embed the pictures of runs that left none.")] = False,
+    own_epochs: Annotated[bool, typer.Option("--own-epochs", help="Each metric at its own best epoch, as Roth et al. 2020.")] = False,
 ) -> None:
     """Make one page of many runs: tables, curves, shifts, spectra, neighbours, maps. It needs no network to be read.
 
@@ -501,7 +524,7 @@ def report(
             from unimetric.engine.look import look_where_missing
 
             look_where_missing(folders)
-        left_out = write(folders, out, galleries=galleries)
+        left_out = write(folders, out, galleries=galleries, own_epochs=own_epochs)
     for folder, reason in left_out:
         print(f"left out {folder}: {reason}", file=sys.stderr)
     print(f"see {out}")
@@ -527,7 +550,7 @@ def export(
 def ensemble(
     runs: Annotated[list[str], typer.Argument(help="Run folders, and settings as `key=value`.")],
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons.")] = "unified; harmonic; per_source",
-    normalise: Annotated[bool, typer.Option("--normalise", help="Average embeddings of length one.")] = False,
+    normalise: Annotated[bool, typer.Option("--normalise", help="Bring the means to length one: neighbours by cosine.")] = False,
     out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
 ) -> None:
     """Measure several runs as one, by the mean of their embeddings, on all their datasets.

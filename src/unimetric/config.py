@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ class RunConfig:
         optimizer: a part of `optimizers/`.
         schedule: a part of `schedules/`.
         metrics: what is measured on the test classes; parts of `metrics/`. The first one chooses the best epoch.
+        chosen_by: how many of the first metrics choose the best epoch, by their sum: 2 for recall@1 + mAP@1000, as ooDML does.
         epochs: passes over the training pictures.
         batch_size: pictures a step, over all devices together.
         seed: of everything that is random.
@@ -64,6 +66,7 @@ class RunConfig:
     optimizer: str = "adam(lr=1e-5, weight_decay=4e-4)"
     schedule: str = "constant"
     metrics: tuple[str, ...] = ("recall(k=1)",)
+    chosen_by: int = 1
     epochs: int = 10
     batch_size: int = 112
     seed: int = 0
@@ -86,7 +89,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """Twelve letters that stand for the settings: equal runs have equal ids. How a run is carried out does not count."""
-        settings = {key: value for key, value in asdict(self).items() if key not in NO_RESULT}
+        settings = {key: value for key, value in asdict(self).items() if key not in NO_RESULT and (key, value) not in _LATER.items()}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def dump(self) -> str:
@@ -96,6 +99,12 @@ class RunConfig:
 
 #: Settings that change how a run is carried out or watched, and not what it computes.
 NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
+
+#: Settings that came later, and what runs before them had: so that theirs keep their ids.
+_LATER = {"chosen_by": 1}
+
+#: Every generator of random numbers takes a seed up to here.
+MOST_SEED = 2**32 - 1
 
 #: Fields that name a part, and its folder.
 PARTS = {
@@ -114,6 +123,9 @@ PARTS = {
     "metrics": "metrics",
 }
 
+#: Parts that a run can do without.
+MAY_BE_EMPTY = ("adapter", "miner")
+
 _CHOICES = {
     "residence": ("auto", "device", "host", "stream"),
     "on_bad_picture": ("error", "skip"),
@@ -121,6 +133,7 @@ _CHOICES = {
 }
 
 _LEAST = {
+    "chosen_by": 1,
     "epochs": 1,
     "batch_size": 2,
     "seed": 0,
@@ -155,7 +168,7 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     place = str(path) if path else "settings"
     if path is not None:
         try:
-            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             raise UnimetricError(f"{path}: no such file", "see `configs/` for runs to start from") from None
         except IsADirectoryError:
@@ -189,9 +202,14 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
             raise UnimetricError(f"{place}: unknown key `{key}`", closest(key, known))
         values[key] = _checked(key, value, known[key].default, place)
     config = RunConfig(**values)
+    if config.chosen_by > len(config.metrics):
+        raise UnimetricError(
+            f"{place}: `chosen_by` is {config.chosen_by}, but there are {len(config.metrics)} metrics",
+            "name more `metrics`, or choose by fewer",
+        )
     for key, kind in PARTS.items():
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
-            if text:
+            if text or key not in MAY_BE_EMPTY:
                 check_part(kind, text, place, key)
     return config
 
@@ -211,7 +229,7 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
         value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
         good = isinstance(value, tuple) and all(isinstance(item, str) for item in value) and len(value) > 0
     elif kind is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         value = float(value) if good else value
     else:
         good = type(value) is kind
@@ -221,6 +239,8 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
         raise UnimetricError(f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(_CHOICES[key]))
     if key in _LEAST and value < _LEAST[key]:
         raise UnimetricError(f"{place}: `{key}` must be at least {_LEAST[key]}, not {value}", f"the default is {_toml(default)}")
+    if key == "seed" and value > MOST_SEED:
+        raise UnimetricError(f"{place}: `seed` must be at most {MOST_SEED}, not {value}", f"the default is {_toml(default)}")
     return value
 
 

@@ -46,7 +46,7 @@ _ENCODINGS = ("raw", "jpeg", "webp", "png")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 #: The most pixels that a picture may have, Pillow's own limit for a decompression bomb; here so that nobody can switch it off from afar.
 MOST_PIXELS = 178_956_970
-_SKIP_HINT = 'mend or remove it, or leave such pictures out with on_bad_picture = "skip"'
+_SKIP_HINT = 'mend or remove it, or leave such pictures out with `on_bad_picture = "skip"`, or `unimetric pack --skip-bad`'
 _CHUNK = 1 << 24
 
 _Item = TypeVar("_Item")
@@ -361,7 +361,16 @@ def _atomic(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             reason, hint = "the disk is full", "free some space, write elsewhere, or choose a smaller short_side or quality"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EIO):
+        elif error.errno in (
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.ENAMETOOLONG,
+            errno.EIO,
+        ):
             reason, hint = f"cannot be written ({error.strerror})", "write to a folder of your own"
         else:
             raise

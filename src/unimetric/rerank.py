@@ -36,6 +36,8 @@ def reranked(space: Space, *, k1: int = 20, k2: int = 6, weight: float = 0.3, de
         weight: of the first distance; 1 changes nothing.
         depth: how many neighbours of a query are put in order.
     """
+    if space.geometry == "inner":
+        raise UnimetricError("re-ranking asks for distances, and inner products are none", 'give the space `geometry="cosine"`')
     if not 0 < k2 <= k1 < space.size:
         raise UnimetricError(f"re-ranking with k1={k1} and k2={k2} among {space.size} pictures", "k2 <= k1 < pictures, such as k1=20, k2=6")
     return space.reordered(_Reciprocal(space, k1, k2, weight, depth))

@@ -22,7 +22,7 @@ from unimetric.errors import UnimetricError, closest
 from unimetric.kmeans import kmeans
 from unimetric.nearest import nearest
 
-GEOMETRIES = ("cosine", "euclidean", "poincare")
+GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
 
 
 class Average(float):
@@ -100,7 +100,8 @@ class Space:
         labels: (N,) any integers. Classes of different sources are different classes, whatever their labels.
         query: (N,) bool, pictures that ask; all, if not given.
         gallery: (N,) bool, pictures that answer; all, if not given. A picture that does both never answers itself.
-        geometry: "cosine", "euclidean" or "poincare" (points of a ball, always searched in float64).
+        geometry: "cosine", "euclidean", "inner" (the inner product of points as they are: longer ones are nearer to all) or "poincare"
+            (points of a ball, always searched in float64).
         source: (N,) number of the dataset that a picture is from; one dataset, if not given.
         source_names: the names of the datasets, by number.
         memory: bytes that a search may take beyond the points themselves and what it gives back.
@@ -194,7 +195,7 @@ class Space:
         if self.geometry == "euclidean":  # around their mean and within the unit ball, where float32 is finest; no order changes
             points = points - points.mean(0)
             points = points / points.norm(dim=1).max().clamp_min(1e-12)
-        if self.geometry == "cosine":
+        if self.geometry in ("cosine", "inner"):
             return points, points
         square = points.square().sum(1, keepdim=True)
         if self.geometry == "euclidean":
@@ -265,6 +266,8 @@ class Space:
             k: how deep the value looks; it is handed hits at least so deep.
             value: given some queries' hits, gives (Q,) one number a query.
         """
+        if k < 1:
+            raise UnimetricError(f"k={k} neighbours", "look at one neighbour at least")
         if not len(self.matched):
             raise UnimetricError(
                 f"none of {self.queries} queries has a picture of its class in the gallery of {self.answers}",

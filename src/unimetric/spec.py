@@ -87,12 +87,15 @@ def find(kind: str, name: str) -> Any:
     if "." in name:
         module_name, _, attribute = name.rpartition(".")
         try:
-            return getattr(importlib.import_module(module_name), attribute)
+            part = getattr(importlib.import_module(module_name), attribute)
         except ImportError as error:
             raise UnimetricError(f"cannot import `{module_name}`: {error}", "install it, or put it on PYTHONPATH") from None
         except AttributeError:
             known = vars(importlib.import_module(module_name))
             raise UnimetricError(f"`{module_name}` has no `{attribute}`", closest(attribute, known)) from None
+        if not callable(part):
+            raise UnimetricError(f"`{name}` is neither a class nor a function", f"name one of `{module_name}`")
+        return part
     if name not in names(kind):
         raise UnimetricError(f"no `{name}` in {kind}", closest(name, names(kind)))
     module = importlib.import_module(f"unimetric.{kind}.{name}")
@@ -180,7 +183,10 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
     part, arguments = bind(kind, text, **offered)
     if "." in parse(text).name:
         return _foreign().build(kind, text, part, arguments, offered.get("miner"))
-    return part(**arguments)
+    try:
+        return part(**arguments)
+    except (ValueError, RuntimeError) as error:  # such as torch's about a size below zero
+        raise UnimetricError(f"cannot build `{text}`: {error}", "check its arguments") from error
 
 
 def _foreign() -> Any:

@@ -43,6 +43,8 @@ def test_share_outside_of_one(shoes):
 def test_classes_from_a_file(shoes):
     (shoes / "seen.txt").write_text("sandal\nboot\n")
     assert trained(read(shoes, "train='seen.txt'")) == ["boot", "sandal"]
+    (shoes / "seen.txt").write_text("\ufeffboot\r\nsandal\r\n", encoding="utf-8")  # as Windows writes it
+    assert trained(read(shoes, "train='seen.txt'")) == ["boot", "sandal"]
     (shoes / "seen.txt").write_text("sandel\n")
     with pytest.raises(UnimetricError, match="names the class `sandel`") as caught:
         read(shoes, "train='seen.txt'")

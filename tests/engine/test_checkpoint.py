@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unimetric.engine.checkpoint import restore, save
+from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
 
 
 def _net() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -35,3 +35,9 @@ def test_moments_come_back_laid_out_as_their_weights(tmp_path: Path) -> None:
         _step(one, its_optimizer)
     for mine, its_own in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, its_own)
+
+
+def test_whoever_may_read_one_file_may_read_all(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "a")
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {})
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.txt").stat().st_mode

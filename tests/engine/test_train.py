@@ -169,10 +169,65 @@ def test_settings_of_another_run_are_refused(config: RunConfig, tmp_path: Path) 
         train(config, tmp_path / "other", quiet=True)
 
 
+def test_the_setting_that_differs_is_named(config: RunConfig, tmp_path: Path) -> None:
+    train(changed(config, epochs=1), tmp_path / "run", quiet=True)
+    with pytest.raises(UnimetricError, match=r"\(clip_norm = 0\.0, not 1\.0\)"):  # and not the device, which may differ
+        train(changed(config, epochs=1, device="auto", clip_norm=1.0), tmp_path / "run", quiet=True)
+
+
+def test_two_runs_do_not_share_a_folder(config: RunConfig, tmp_path: Path) -> None:
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(config.dump())
+    words = [sys.executable, "-c", hold, str(tmp_path / "run" / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UnimetricError, match="another process trains in it"):
+            train(config, tmp_path / "run", quiet=True)
+        other.kill()
+    train(changed(config, epochs=3), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_run_folder_that_was_spoilt(config: RunConfig, tmp_path: Path) -> None:
+    config = changed(config, epochs=1, loss="arcface", miner="")
+    folder = tmp_path / "run"
+    best = train(config, folder, quiet=True)
+    (folder / "done").write_text("{")
+    with pytest.raises(UnimetricError, match="done: unreadable"):
+        train(config, folder, quiet=True)
+    (folder / "done").unlink()
+    kept = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(kept + b'\xff\xfe\n[1]\n{"epoch": "x"}\n')
+    assert train(config, folder, quiet=True) == best
+    assert (folder / "metrics.jsonl").read_bytes() == kept
+    (folder / "done").unlink()
+    fewer = changed(config, split="standard(validation=0.34)")
+    (folder / "config.toml").write_text(fewer.dump())
+    with pytest.raises(UnimetricError, match=r"checkpoint\.safetensors: does not fit the run any more: .*size mismatch"):
+        train(fewer, folder, quiet=True)
+
+
+def test_a_gradient_that_is_no_number_is_a_sentence_when_clipped(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match=r"not finite|NaN"):
+        train(changed(config, clip_norm=1.0, optimizer="adam(lr=1e30)"), tmp_path / "run", quiet=True)
+
+
 def test_validation_classes_choose_the_epoch(config: RunConfig, tmp_path: Path) -> None:
     best = train(changed(config, split="standard(validation=0.34)"), tmp_path / "run", quiet=True)
     assert best["chosen_on"] == "validation"
     assert best["validation/recall(k=1)"] == max(line["validation/recall(k=1)"] for line in lines(tmp_path / "run")[1:])
+
+
+def test_several_metrics_may_choose_the_epoch(config: RunConfig, tmp_path: Path) -> None:
+    metrics = ("recall(k=1)", "spectral_decay")  # of which the second is large at the start, and would choose another epoch than the first
+    best = train(changed(config, metrics=metrics, chosen_by=2, epochs=4), tmp_path / "run", quiet=True)
+    found = lines(tmp_path / "run")[1:]
+    assert best["epoch"] == max(found, key=lambda line: sum(line[f"test/{metric}"] for metric in metrics))["epoch"]
+    assert best["epoch"] != max(found, key=lambda line: line["test/recall(k=1)"])["epoch"]
 
 
 def test_groups_learn_at_their_own_rate(config: RunConfig) -> None:

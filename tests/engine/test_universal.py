@@ -168,15 +168,24 @@ def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe:
     train(other, tmp_path / "other", quiet=True)
     both = ensemble([run, tmp_path / "other"], metrics=["unified"])["unified"]
     with np.load(_saved(run, tmp_path / "a.npz")) as a, np.load(_saved(tmp_path / "other", tmp_path / "b.npz")) as b:
-        mean, labels = (a["embeddings"] + b["embeddings"]) / 2, a["labels"]
-    unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-    similarity = unit @ unit.T
-    np.fill_diagonal(similarity, -2)
-    assert both == pytest.approx((labels[similarity.argmax(1)] == labels).mean())
+        mean, labels = (_unit(a["embeddings"]) + _unit(b["embeddings"])) / 2, a["labels"]
+    assert both == pytest.approx(_first_hits(mean, labels))
+    cosine = ensemble([run, tmp_path / "other"], metrics=["unified"], normalise=True)["unified"]
+    assert cosine == pytest.approx(_first_hits(_unit(mean), labels))
     narrow = from_settings(asdict(other) | {"head": "linear(dim=8)"})
     train(narrow, tmp_path / "narrow", quiet=True)
     with pytest.raises(UnimetricError, match="8 and 16 dimensions"):
         ensemble([run, tmp_path / "narrow"])
+
+
+def _unit(embeddings: np.ndarray) -> np.ndarray:
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+
+
+def _first_hits(points: np.ndarray, labels: np.ndarray) -> float:
+    similarity = points @ points.T
+    np.fill_diagonal(similarity, -2)
+    return (labels[similarity.argmax(1)] == labels).mean()
 
 
 def _saved(run: Path, path: Path) -> Path:

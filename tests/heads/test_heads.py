@@ -14,6 +14,13 @@ def test_linear_is_one_layer_on_the_summary() -> None:
     assert head.dim == 3
 
 
+def test_an_orthogonal_start() -> None:
+    layer = create("heads", "linear(dim=3, orthogonal=True)", features=5).layer
+    torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(3))
+    assert (layer.bias == 0).all()
+    assert create("heads", "linear(dim=3, bias=False, orthogonal=True)", features=5).layer.bias is None
+
+
 def test_mlp_has_the_parameters_of_puma() -> None:
     head = create("heads", "mlp", features=384)
     assert sum(parameter.numel() for parameter in head.parameters()) == 5_247_104

@@ -15,6 +15,8 @@ def distance(x: list[float], y: list[float], geometry: str, curvature: float = 0
     if geometry == "cosine":
         dot = sum(a * b for a, b in zip(x, y, strict=True))
         return 1 - dot / math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
+    if geometry == "inner":
+        return -sum(a * b for a, b in zip(x, y, strict=True))
     if geometry == "euclidean":
         return math.sqrt(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)))
     # Moebius addition of -x and y, as Ganea et al. 2018 and Ermolov et al. 2022 write it.

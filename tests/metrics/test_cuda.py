@@ -21,7 +21,7 @@ def tensor_cores():
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "poincare"])
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "inner", "poincare"])
 def test_every_metric_is_the_cpus(crowd, tensor_cores, geometry):
     embeddings, labels = crowd(pictures=3000, classes=200, dim=32)
     source = labels % 2

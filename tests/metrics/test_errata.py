@@ -94,6 +94,7 @@ def test_puma_test_labels_that_collide_between_datasets_are_no_match():
         ((72.5, 36.7, 80.0, 84.1, 67.4, 74.8, 98.5, 40.4), 62.2),  # Margin: printed as 57.4
         ((66.3, 22.9, 78.9, 87.2, 58.6, 69.8, 97.3, 31.5), 51.2),  # MS: printed as 47.3
         ((77.2, 73.1, 83.7, 91.9, 71.5, 78.1, 96.4, 62.7), 78.0),  # Proxy-Anchor: printed as 71.0
+        ((83.9, 84.3, 84.0, 89.8, 79.2, 84.1, 99.3, 72.6), 84.0),  # Table 2(c), PUMA: printed as 84.1
     ],
 )
 def test_puma_table_2b_harmonic_means_do_not_follow_from_its_columns(columns, mean):

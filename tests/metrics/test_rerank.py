@@ -78,3 +78,8 @@ def test_it_helps_where_classes_hang_together(crowd):
 def test_it_refuses_more_neighbours_than_pictures(crowd):
     with pytest.raises(UnimetricError, match="k1=60"):
         reranked(Space(*crowd(pictures=60)), k1=60)
+
+
+def test_it_refuses_inner_products(crowd):
+    with pytest.raises(UnimetricError, match="distances"):
+        reranked(Space(*crowd(), geometry="inner"))

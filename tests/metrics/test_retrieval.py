@@ -42,7 +42,7 @@ NAIVE = {
 }
 
 
-@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "poincare"])
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "inner", "poincare"])
 @pytest.mark.parametrize("protocol", ["everyone", "query and gallery"])
 def test_definition(crowd, naive, geometry, protocol):
     embeddings, labels = crowd()

@@ -78,6 +78,11 @@ def test_mistakes_are_named(change, message):
         Space(**{**good, **change})
 
 
+def test_no_neighbours_are_an_error_not_a_zero(crowd):
+    with pytest.raises(UnimetricError, match="k=0"):
+        measure(Space(*crowd()), ["recall(k=0)"])
+
+
 def test_nothing_to_find_is_an_error_not_a_nan():
     with pytest.raises(UnimetricError, match="none of 3 queries"):
         measure(Space(torch.eye(3), torch.arange(3)), ["recall"])

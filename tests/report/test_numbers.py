@@ -16,7 +16,7 @@ from scipy import stats
 from unimetric.report import report
 from unimetric.report.figures import flat
 from unimetric.report.folders import Record, read_runs
-from unimetric.report.numbers import Method, _tables, correlations, methods, published, shift_of, shifts
+from unimetric.report.numbers import Method, _tables, at_own_epochs, correlations, methods, published, shift_of, shifts
 from unimetric.report.tables import as_latex, as_markdown, results
 from unimetric.spec import parse
 
@@ -48,6 +48,19 @@ def test_seeds_are_one_method_with_students_interval() -> None:
     assert math.isclose(found[0].mean("recall(k=1)"), np.mean(values))
     assert math.isclose(2 * found[0].half("recall(k=1)"), high - low)
     assert math.isnan(Method("one", [record("a")]).half("recall(k=1)"))
+
+
+def test_each_metric_at_its_own_best_epoch_but_structure_at_that_of_the_first() -> None:
+    lines = [
+        {"epoch": 0, "test/recall(k=1)": 0.9, "test/nmi": 0.9, "test/spectral_decay": 0.1},  # nothing is trained yet
+        {"epoch": 1, "test/recall(k=1)": 0.5, "test/nmi": 0.7, "test/spectral_decay": 0.2},
+        {"epoch": 2, "loss": 1.0},
+        {"epoch": 3, "test/recall(k=1)": 0.6, "test/nmi": 0.6, "test/spectral_decay": 0.3},
+    ]
+    one = replace(record("a"), lines=lines, best=lines[3])
+    own = at_own_epochs(one)
+    assert [one.value(metric) for metric in ("recall(k=1)", "nmi", "spectral_decay")] == [0.6, 0.6, 0.3]
+    assert [own.value(metric) for metric in ("recall(k=1)", "nmi", "spectral_decay")] == [0.6, 0.7, 0.3]
 
 
 def test_methods_without_a_study_are_named_by_what_differs() -> None:

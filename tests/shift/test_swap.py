@@ -100,6 +100,34 @@ def test_the_script_keeps_an_exchange_that_lowers_the_distance():
     assert all(len(step.train) == len(step.test) and not set(step.train) & set(step.test) for step in steps)
 
 
+def naive_script(shift, train, test, distance, steps):
+    """The authors' removal, one step after another: exchange; where that does not lower the distance, delete instead."""
+    train, test = list(train), list(test)
+    for _ in range(steps):
+        first, second = (list(order[:2]) for order in shift.order(np.array(train), np.array(test)))
+        tried, other = list(train), list(test)
+        for i, j in zip(first, second, strict=True):
+            tried[i], other[j] = test[j], train[i]
+        after = shift.measure("", np.array(tried), np.array(other)).distance
+        if after < distance:
+            train, test, distance = tried, other, after
+            continue
+        train = [c for place, c in enumerate(train) if place not in first]
+        test = [c for place, c in enumerate(test) if place not in second]
+        distance = shift.measure("", np.array(train), np.array(test)).distance
+    return train, test
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_script_counts_its_steps_and_not_the_pictures(seed):
+    shift, start = world(seed)
+    last = [*swapped(shift, start, count=20)][-1]
+    steps = [*removed(shift, last, code_removal=True, count=24)]
+    assert len(steps) == 24 and steps[-1].share < 0.5
+    train, test = naive_script(shift, last.train, last.test, last.distance, 24)
+    assert steps[-1].train.tolist() == train and steps[-1].test.tolist() == test
+
+
 def test_the_same_world_gives_the_same_splits():
     first, second = ([*swapped(*world(2), count=8)] for _ in range(2))
     assert [step.train.tolist() for step in first] == [step.train.tolist() for step in second]

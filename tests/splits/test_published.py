@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind
 from unimetric.splits._file import read
+from unimetric.splits.ood import distances
 from unimetric.splits.published import episodes
 from unimetric.table import Table
 
@@ -180,3 +182,17 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
     with pytest.raises(UnimetricError, match="neither JSON nor a plain pickle"):
         read("trap.pkl")
     assert os.listdir(tmp_path) == ["trap.pkl"]
+
+
+def test_the_authors_splits_of_cars196():
+    """Their file, where the folder UNIMETRIC_DATA or its `data/` has it: sizes, exchanged classes, distances."""
+    data = Path(os.environ.get("UNIMETRIC_DATA", "/nowhere"))
+    found = [folder / "oodml_cars196_splits.json" for folder in (data, data / "data") if (folder / "oodml_cars196_splits.json").is_file()]
+    if not found:
+        pytest.skip("UNIMETRIC_DATA points to no folder that has oodml_cars196_splits.json")
+    file = read(str(found[0]))
+    sides = [(set(file[str(number)]["train"]), set(file[str(number)]["test"])) for number in range(1, 9)]
+    assert [(len(train), len(test)) for train, test in sides] == [(count, count) for count in (98, 98, 98, 98, 98, 86, 74, 62)]
+    assert [len(train & sides[0][1]) for train, _ in sides] == [0, 6, 16, 20, 30, 39, 31, 24]
+    printed = [8.59, 14.33, 32.18, 43.58, 63.29, 86.12, 101.17, 123.03]  # the sixth is 86.48 in the paper's table
+    assert list(distances(str(found[0])).values()) == pytest.approx(printed, abs=0.006)

@@ -29,7 +29,7 @@ class Run:
 def read_settings(path: str | Path) -> dict[str, Any]:
     """A TOML file as it is written."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UnimetricError(f"{path}: no such file", "see `configs/grids/` for studies to start from") from None
     except IsADirectoryError:

@@ -69,7 +69,7 @@ def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[t
         header: how many lines to pass over.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UnimetricError(f"cannot read `{path}`: {error}", "fetch the file again") from None
     rows = []

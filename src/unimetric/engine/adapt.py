@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig, from_settings
 from unimetric.engine.checkpoint import write_text
-from unimetric.engine.evaluate import embed, open_fabric, open_run, read_table, space_of
+from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, read_table, space_of, without_bad
 from unimetric.engine.model import Model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
@@ -57,7 +57,8 @@ def adapt(
     backbone once, by the run's own transform, and each batch draws among them.
 
     Args:
-        run: a run folder, trained on the same split; with `published(..., validation=True)` its best epoch was chosen as the authors do.
+        run: a run folder, trained on the same split; with `published(..., validation=True)` and
+            `chosen_by=2` its best epoch was chosen as the authors do, on validation classes by recall@1 + mAP@1000.
         shots: support pictures a class.
         episodes: how many of them, where they are drawn at random.
         draw: `published` reads the episodes from the file of the run's split, `random` draws them; `auto` reads them where there are any.
@@ -73,10 +74,12 @@ def adapt(
         `summary`, mean and half width of the 95% t-interval over episodes of `zero/METRIC`, `few/METRIC` and their difference
         `gain/METRIC`; `episodes`, the numbers of each; and the settings. All of it is in `adapt_<shots>_shots.json` of the run folder, too.
     """
+    check_metrics(metrics)
     config, model = open_run(run)
     config = from_settings(asdict(config) | overrides, str(run))
     fabric = open_fabric(config)
     table, split = read_table(config)
+    split, _ = without_bad(config, table, split)
     supports = draw_episodes(config, table, split.test, shots=shots, episodes=episodes, draw=draw, seed=seed)
     if len(supports) < 2:
         raise UnimetricError(f"{len(supports)} episode(s) have no spread", "draw two episodes at least")

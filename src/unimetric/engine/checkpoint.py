@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ def atomic(path: Path) -> Iterator[Path]:
     """A name to write to; it takes the place of `path` when all is written, and is gone if anything fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -30,7 +33,8 @@ def atomic(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", "free some room, or choose another --out") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nothing to remove where nothing could be made
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,6 +49,17 @@ def write_arrays(path: Path, *, compressed: bool = False, **arrays: np.ndarray) 
         (np.savez_compressed if compressed else np.savez)(file, **arrays)  # type: ignore[arg-type]
 
 
+def read_arrays(path: Path, hint: str) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file; an error with this hint where it is none, or only the beginning of one."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except FileNotFoundError:
+        raise UnimetricError(f"{path}: no such file", hint) from None
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise UnimetricError(f"{path}: not an .npz file, or a damaged one: {error}", hint) from None
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Tensors and a JSON note, atomically."""
     with atomic(path) as temporary:
@@ -53,6 +68,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
             save_file(ready, temporary, {"notes": json.dumps(notes)})
         except SafetensorError as error:  # how the library reports a full disk
             raise OSError(str(error)) from None
+        mask = os.umask(0o077)  # there is no other way to ask for it
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # the library lets nobody else read what it writes
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,6 +112,17 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
 def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
     """Read a checkpoint back into what `save` was given; returns the progress."""
     tensors, notes = read_tensors(path)
+    try:
+        return _restored(tensors, notes, parts, optimizers)
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:  # other shapes, or other parts
+        reason = (str(error) or type(error).__name__).splitlines()[-1].strip()
+        raise UnimetricError(
+            f"{path}: does not fit the run any more: {reason}",
+            "its dataset has changed since, or its settings were edited; remove the file to begin anew",
+        ) from error
+
+
+def _restored(tensors: dict[str, Tensor], notes: dict[str, Any], parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
     for name, part in parts.items():
         part.load_state_dict({key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")})
     for name, optimizer in optimizers.items():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unimetric.config import from_settings
-from unimetric.engine.evaluate import embed_all, numbers_of, open_fabric, open_run, read_table, space_of
+from unimetric.engine.evaluate import check_metrics, embed_all, numbers_of, open_fabric, open_run, read_table, space_of, without_bad
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
 
@@ -27,18 +27,22 @@ def ensemble(
 ) -> dict[str, float]:
     """Measure runs together, such as one for each dataset, on all their datasets at once (PUMA, Kim et al. 2023, table 2 a).
 
-    Every picture is embedded by every run, whichever it belongs to: at test time nobody says which dataset a picture is from.
+        f = 1/M sum_m f_m / |f_m|,   neighbours by <f, f'>
+
+    as in the authors' code, where a picture on which the runs agree has a longer f and so is nearer to all. Every picture is embedded by
+    every run, whichever it belongs to: at test time nobody says which dataset a picture is from.
 
     Args:
         runs: run folders, with embeddings of one dimension.
         metrics: parts of `metrics/`.
         part: `test`, `validation` or `train` rows of the split.
-        normalise: bring embeddings to length one before they are averaged; the authors average them as they are.
+        normalise: bring the means to length one as well; the authors leave them as they are.
         progress: called with (done, all).
         overrides: settings that may differ from training; without `dataset`, the union of the runs' own.
     """
     if not runs:
         raise UnimetricError("an ensemble of no runs", "name run folders")
+    check_metrics(metrics)
     opened = [open_run(run) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
@@ -49,6 +53,7 @@ def ensemble(
         config = from_settings(asdict(own) | {"dataset": dataset} | overrides)
         fabric = open_fabric(config)
         table, split = read_table(config)
+        split, _ = without_bad(config, table, split)
         rows: np.ndarray = getattr(split, part, np.zeros(0, np.int64))
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
@@ -58,7 +63,7 @@ def ensemble(
                 progress(number * all_ + done, len(opened) * all_)
 
         found = embed_all(fabric, config, model, table.take(rows), progress=report)
-        found = torch.nn.functional.normalize(found, dim=1) if normalise else found
+        found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
         total = found / len(opened) if total is None else total + found / len(opened)
     assert total is not None
-    return numbers_of(space_of(total, table, rows), list(metrics))
+    return numbers_of(space_of(total, table, rows, geometry="cosine" if normalise else "inner"), list(metrics))

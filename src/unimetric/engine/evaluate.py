@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unimetric.config import RunConfig, from_settings, load
-from unimetric.engine.checkpoint import read_tensors, write_arrays
+from unimetric.config import RunConfig, check_part, from_settings, load
+from unimetric.engine.checkpoint import read_arrays, read_tensors, write_arrays
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import build_model
-from unimetric.engine.pictures import Look, Progress, open_pictures
+from unimetric.engine.pictures import Look, Progress, find_bad, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, interval, measure
+from unimetric.pack import located
 from unimetric.rerank import reranked
 from unimetric.spec import bind, create, find, parse
 from unimetric.table import Split, Table
@@ -43,7 +45,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
             strategy=config.strategy,
             loggers=loggers,
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise UnimetricError(f"cannot set up the device: {error}", "check `device`, `precision` and `strategy`") from None
 
 
@@ -52,6 +54,22 @@ def read_table(config: RunConfig) -> tuple[Table, Split]:
     table: Table = create("datasets", config.dataset)
     part, arguments = bind("splits", config.split, seed=config.seed)
     return table, part(table, **arguments)
+
+
+def without_bad(config: RunConfig, table: Table, split: Split, *, progress: Progress | None = None) -> tuple[Split, list[tuple[str, str]]]:
+    """The rows that can be read, where the settings say so, and (path, reason) of the others. Packs were checked when they were made."""
+    if config.on_bad_picture != "skip" or all(map(located, table.paths)):
+        return split, []
+    bad = find_bad(table, workers=config.workers, progress=progress)
+    rows = np.array([row for row, _ in bad], np.int64)
+    train, validation, test = (np.setdiff1d(part, rows) for part in (split.train, split.validation, split.test))
+    if min(len(np.unique(table.labels[part])) for part in (train, test)) < 2:
+        raise UnimetricError(
+            f"`dataset = {config.dataset!r}`: too few classes are left without the {len(bad)} pictures that cannot be read; "
+            f"the first: {bad[0][1] if bad else 'none'}",
+            "mend them; two classes to train on and two to test on are the least",
+        )
+    return Split(train, validation, test, split.name), [(table.paths[row], reason) for row, reason in bad]
 
 
 @torch.inference_mode()
@@ -100,9 +118,9 @@ def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, pr
     return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
 
 
-def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None) -> Space:
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None, geometry: str = "cosine") -> Space:
     """The embeddings of some rows of a table, with labels and protocol; a loss with a geometry of its own places them in it."""
-    points, options = loss.placed(embeddings.detach()) if hasattr(loss, "placed") else (embeddings.detach(), {})
+    points, options = loss.placed(embeddings.detach()) if hasattr(loss, "placed") else (embeddings.detach(), {"geometry": geometry})
     return Space(
         points,
         torch.from_numpy(table.labels[rows]),
@@ -157,10 +175,16 @@ def evaluate(
         progress: called with (done, all).
         overrides: settings that may differ from training, such as `dataset` or `device`.
     """
+    check_metrics(metrics, level)
     config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run, backbone=overrides.get("backbone", ""))
+    for key in ("head", "adapter"):  # the weights were trained in these
+        if overrides.get(key, getattr(config, key)) != getattr(config, key):
+            name = "the run" if isinstance(run, RunConfig) else run
+            raise UnimetricError(f"{name}: was trained with `{key} = {getattr(config, key)!r}`", f"leave `{key}` out, or train another run")
     config = from_settings(asdict(config) | overrides)
     fabric = open_fabric(config)
     table, split = read_table(config)
+    split, _ = without_bad(config, table, split, progress=progress)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
     rows: np.ndarray = getattr(split, part)
@@ -175,8 +199,17 @@ def evaluate(
     return numbers_of(space_of(embeddings, table, rows, loss=loss), list(metrics or config.metrics), rerank=rerank, level=level)
 
 
+def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
+    """Stop at a metric or a level that cannot be before any picture is embedded."""
+    for text in metrics:
+        check_part("metrics", text, "evaluate", "metrics")
+    if not 0 <= level < 1:
+        raise UnimetricError(f"an interval of level {level}", "write a share such as 0.95, or 0 for none")
+
+
 def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:
     """Metrics of a space, re-ranked if wished, with `NAME/from` and `NAME/to` of an interval where the metric is a mean over queries."""
+    check_metrics(metrics, level)
     space = reranked(space) if rerank else space
     numbers = measure(space, metrics)
     for text in metrics if level else []:
@@ -196,19 +229,18 @@ def evaluate_file(
         rerank: put neighbours into k-reciprocal order first.
         level: of confidence intervals, such as 0.95; 0 for none.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except FileNotFoundError:
-        raise UnimetricError(f"{path}: no such file", "name an .npz file, a run folder or a backbone") from None
-    except (OSError, ValueError) as error:
-        raise UnimetricError(f"{path}: not an .npz file: {error}", "save it with numpy.savez(path, embeddings=..., labels=...)") from None
+    arrays = read_arrays(Path(path), "save it with numpy.savez(path, embeddings=..., labels=...), or name a run folder or a backbone")
     for key, dimensions in (("embeddings", 2), ("labels", 1)):
         if key not in arrays or arrays[key].ndim != dimensions:
             raise UnimetricError(f"{path}: needs `{key}` with {dimensions} dimension(s)", f"it holds: {', '.join(arrays) or 'nothing'}")
     if len(arrays["embeddings"]) != len(arrays["labels"]):
         raise UnimetricError(f"{path}: {len(arrays['embeddings'])} embeddings but {len(arrays['labels'])} labels", "save one label a row")
+    if arrays["embeddings"].dtype.kind not in "fiub" or not arrays["embeddings"].size:
+        raise UnimetricError(
+            f"{path}: `embeddings` are {arrays['embeddings'].dtype} {arrays['embeddings'].shape}",
+            "save real numbers, one row a picture: (N, D)",
+        )
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
-    embeddings = torch.from_numpy(arrays["embeddings"]).float()
+    embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # of any byte order
     space = Space(embeddings, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"))
     return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level)

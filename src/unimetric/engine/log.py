@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
 import signal
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unimetric.config import RunConfig, load
+from unimetric.config import NO_RESULT, RunConfig, load
 from unimetric.engine.checkpoint import write_text
 from unimetric.engine.fabric import VERSION, CSVLogger, TensorBoardLogger
 from unimetric.errors import UnimetricError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def refuse_other(config: RunConfig, folder: Path) -> None:
@@ -24,7 +31,7 @@ def refuse_other(config: RunConfig, folder: Path) -> None:
         other = load(folder / "config.toml")
         if other.run_id != config.run_id:
             mine, theirs = asdict(config), asdict(other)
-            key = next(key for key in mine if mine[key] != theirs[key])
+            key = next(key for key in mine if key not in NO_RESULT and mine[key] != theirs[key])
             raise UnimetricError(
                 f"{folder}: holds another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
             )
@@ -32,8 +39,9 @@ def refuse_other(config: RunConfig, folder: Path) -> None:
         raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
 
 
-def claim(config: RunConfig, folder: Path) -> None:
-    """Make the run folder, with the settings and what they ran on."""
+@contextlib.contextmanager
+def claim(config: RunConfig, folder: Path) -> Iterator[None]:
+    """Make the run folder, with the settings and what they ran on; while inside, no other process may claim it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -48,8 +56,33 @@ def claim(config: RunConfig, folder: Path) -> None:
         "threads": torch.get_num_threads(),
         "run_id": config.run_id,
     }
-    write_text(folder / "environment.json", json.dumps(environment, indent=1))
-    write_text(folder / "config.toml", config.dump())
+    with _alone(folder):
+        write_text(folder / "environment.json", json.dumps(environment, indent=1))
+        write_text(folder / "config.toml", config.dump())
+        yield
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, where the system knows how: two runs in it would mix their lines. A killed process lets go by itself."""
+    if fcntl is None:
+        yield
+        return
+    try:
+        file = open(folder / ".lock", "ab")  # noqa: SIM115
+    except OSError as error:
+        raise UnimetricError(f"{folder}: cannot be written: {error.strerror}", "choose another --out") from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers that outlive their killed run would hold on to
+        except (BlockingIOError, PermissionError):
+            raise UnimetricError(f"{folder}: another process trains in it now", "wait for it, or choose another --out") from None
+        except OSError:  # some file systems of networks have no locks
+            pass
+        try:
+            yield
+        finally:
+            (folder / ".lock").unlink(missing_ok=True)
 
 
 def finite(total: float, epoch: int, step: int, folder: Path) -> float:
@@ -60,6 +93,14 @@ def finite(total: float, epoch: int, step: int, folder: Path) -> float:
         f"{folder}: the loss is not finite any more (epoch {epoch + 1}, by step {step}); the last good checkpoint is kept",
         "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
     )
+
+
+def read_done(folder: Path) -> dict[str, Any]:
+    """The line of the best epoch of a finished run."""
+    try:
+        return json.loads((folder / "done").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnimetricError(f"{folder / 'done'}: unreadable: {error}", "remove the file, and the run ends from its checkpoint") from None
 
 
 def described(line: dict[str, Any], epochs: int) -> str:
@@ -105,7 +146,7 @@ class Log:
     def __init__(self, folder: Path, fabric: Any, *, upto: int) -> None:
         self.path, self.fabric = folder / "metrics.jsonl", fabric
         if fabric.global_rank == 0:
-            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
             write_text(self.path, "".join(f"{line}\n" for line in lines if _epoch(line) <= upto))
 
     def write(self, line: dict[str, Any]) -> None:
@@ -118,8 +159,8 @@ class Log:
 
 def _epoch(line: str) -> float:
     try:
-        return json.loads(line)["epoch"]
-    except (ValueError, KeyError):
+        return float(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
         return math.inf  # the line that was being written when the power went
 
 

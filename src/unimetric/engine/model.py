@@ -105,7 +105,15 @@ def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> to
         if parameters:
             options = {"lr": getattr(module, "lr", lr), "weight_decay": 0.0} | getattr(module, "group", {})
             groups.append({"name": name or "objective", "params": parameters, **options})
-    return part(groups, **arguments)
+    if not groups or (config.warmup_epochs and groups[0]["name"] == "backbone" and len(groups) == 1):
+        raise UnimetricError(
+            "neither head nor loss has anything to learn" + (f" in `warmup_epochs = {config.warmup_epochs}`" if groups else ""),
+            "write `warmup_epochs = 0`" if groups else "choose a head with weights, such as `linear`",
+        )
+    try:
+        return part(groups, **arguments)
+    except ValueError as error:  # such as torch's about a rate below zero
+        raise UnimetricError(f"`optimizer = {config.optimizer!r}`: {error}", "check its arguments") from None
 
 
 def check_fit(config: RunConfig, place: str) -> None:

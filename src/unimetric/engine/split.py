@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from unimetric.config import RunConfig
 from unimetric.engine.canvas import Canvas
-from unimetric.engine.checkpoint import write_arrays, write_text
+from unimetric.engine.checkpoint import read_arrays, write_arrays, write_text
 from unimetric.engine.evaluate import embed_all, open_fabric
 from unimetric.engine.model import Model, build_model
 from unimetric.engine.pictures import Progress
@@ -55,13 +55,11 @@ def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
         path: an `.npz` file of `embeddings` (N, C) and `labels` (N,).
         table: the dataset, all of whose rows are meant.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            features, labels = file["embeddings"], file["labels"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UnimetricError(
-            f"{path}: not an .npz file of `embeddings` and `labels`: {error}", "name a new file, and it will be made"
-        ) from None
+    hint = "name a new file, and it will be made"
+    arrays = read_arrays(Path(path), hint)
+    if not {"embeddings", "labels"} <= arrays.keys():
+        raise UnimetricError(f"{path}: not an .npz file of `embeddings` and `labels`: it holds {', '.join(arrays) or 'nothing'}", hint)
+    features, labels = arrays["embeddings"], arrays["labels"]
     if len(features) != len(table) or not np.array_equal(labels, table.labels):
         raise UnimetricError(
             f"{path}: features of {len(features):,} pictures that are not, in this order, the {len(table):,} of the dataset",

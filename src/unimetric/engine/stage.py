@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.engine.display import Display
-from unimetric.engine.evaluate import embed, read_table, space_of
+from unimetric.engine.evaluate import embed, read_table, space_of, without_bad
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
-from unimetric.engine.pictures import Look, Resident, Streamed, find_bad, open_pictures
+from unimetric.engine.pictures import Look, Resident, Streamed, open_pictures
 from unimetric.geometry import seed_dice
 from unimetric.metrics import measure
-from unimetric.pack import located
 from unimetric.spec import bind, create
 from unimetric.table import Split, Table
 from unimetric.transforms import Recipe
@@ -86,14 +85,13 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
-    skipped: list[tuple[str, str]] = []
-    if config.on_bad_picture == "skip" and not all(map(located, table.paths)):  # packs were checked when they were made
-        bad = find_bad(table, workers=config.workers, progress=lambda done, total: display.step("checking pictures", done, total))
-        skipped = [(table.paths[row], reason) for row, reason in bad]
-        rows = np.array([row for row, _ in bad], np.int64)
-        kept = [np.setdiff1d(part, rows) for part in (split.train, split.validation, split.test)]
-        split = Split(kept[0], kept[1], kept[2], split.name)
-        labels = np.unique(table.labels[split.train], return_inverse=True)[1]
+    split, skipped = without_bad(config, table, split, progress=lambda done, total: display.step("checking pictures", done, total))
+    if skipped:
+        classes, labels = labels.max(), np.unique(table.labels[split.train], return_inverse=True)[1]
+        if labels.max() < classes:  # a class is gone altogether: no proxy may stand for it
+            bare = build_model(config)
+            objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
+            seed_dice(objective, config.seed)
         sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
     if fabric.device.type == "cuda":
@@ -102,6 +100,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     optimizer = build_optimizer(config, bare, objective)
     model, wrapped = fabric.setup(_compiled(bare, config), optimizer)
     schedule, arguments = bind("schedules", config.schedule)
+    schedule(0.0, config.epochs, **arguments)  # what it refuses, it refuses now
     return Stage(
         table=table,
         split=split,

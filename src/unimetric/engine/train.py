@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
 from unimetric.engine.display import Display
 from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
-from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, refuse_other
+from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, read_done, refuse_other
 from unimetric.engine.pictures import Look
 from unimetric.engine.stage import counted, look_at, measured, set_stage
 from unimetric.errors import Interrupted
@@ -40,7 +42,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     folder = Path(folder)
     refuse_other(config, folder)
     if (folder / "done").exists():
-        return json.loads((folder / "done").read_text())
+        return read_done(folder)
     fabric = open_fabric(config, loggers=open_logger(config, folder))
     fabric.launch()
     torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static: the fastest algorithm is searched for once
@@ -48,11 +50,11 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     checkpoint = folder / "checkpoint.safetensors"
     progress: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "best": None}
 
-    with Display(quiet=quiet or not chief) as display, Signals() as signals:
+    with Display(quiet=quiet or not chief) as display, Signals() as signals, ExitStack() as held:
         stage = set_stage(config, fabric, display)
         model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
         if chief:
-            claim(config, folder)
+            held.enter_context(claim(config, folder))
             write_text(folder / "skipped.txt", "".join(f"{path}: {reason}\n" for path, reason in stage.skipped))
         for path, reason in stage.skipped:
             display.line(f"skipped {path}: {reason}")
@@ -125,7 +127,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 optimizer.zero_grad()
                 fabric.backward(loss)
                 if config.clip_norm:
-                    fabric.clip_gradients(model, optimizer, max_norm=config.clip_norm)
+                    fabric.clip_gradients(model, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)  # `finite` says it better
                 if config.clip_value:
                     fabric.clip_gradients(model, optimizer, clip_val=config.clip_value)
                 optimizer.step()
@@ -159,7 +161,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             last = epoch + 1 == config.epochs
             if last or (config.evaluate_every and (epoch + 1) % config.evaluate_every == 0):
                 line |= measured(stage, config, fabric, display)
-                value = next(value for key, value in line.items() if key.startswith(f"{chosen_on}/"))
+                value = sum(islice((value for key, value in line.items() if key.startswith(f"{chosen_on}/")), config.chosen_by))
                 if progress["best"] is None or value > progress["best"]["value"]:
                     progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on}}
                     if chief:

@@ -25,7 +25,8 @@ class CurricularFace(nn.Module):
     cos theta_y - margin sin(pi - margin).
 
     `per_class_t=True` is PUMA's code (with `scale=32, margin=0.3`): a t for each class, that of the sample's class counts; renewed after
-    use, for classes in the batch; and negatives count as hard above logits_y, linear part included. t moves in training mode only.
+    use, for classes in the batch; and negatives count as hard above logits_y, linear part included. t moves in training mode only. The
+    directions start as `arcface`'s, even within 1/sqrt(D); PUMA's within sqrt(6/C).
 
     Args:
         margin: angle in radians.

@@ -17,7 +17,8 @@ class Margin(nn.Module):
     with d the Euclidean distance of unit vectors and beta_y a boundary learnt for the anchor's class.
 
     Differs from the printed equation: the hinge is restored and the sum is divided by the number of active pairs. The authors' code
-    divides by the number of triplets with an active side (a logical or); `or_count=True` does as it does.
+    divides by the number of triplets with an active side (a logical or); `or_count=True` does as it does. PUMA's is
+    `margin(learn_beta=False)` on `distance_weighted(upper_cutoff=1.4)`; its code has the miner `multi_similarity`, which looks like a slip.
 
     Args:
         margin: half of the width of the band around the boundary.

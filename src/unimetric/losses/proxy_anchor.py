@@ -19,7 +19,7 @@ class ProxyAnchor(nn.Module):
         + mean over all classes of         log(1 + sum_{x not of c} exp(alpha (cos(x, p_c) + margin)))
 
     As in the paper. ooDML's code weighs each class of the first mean by its frequency in the batch; with as many samples of each class
-    that is the same.
+    that is the same. The proxies start normal with variance 2/C, as in the paper's code; ooDML's with 1/64, PUMA's even with variance 2/C.
 
     Args:
         alpha: sharpness.

@@ -10,17 +10,18 @@ from typing import Any
 from unimetric.errors import UnimetricError
 from unimetric.report.figures import correlation_plots, curves, galleries, shift_plots, spectra
 from unimetric.report.folders import Record, read_runs
-from unimetric.report.numbers import Method, methods
+from unimetric.report.numbers import Method, at_own_epochs, methods
 from unimetric.report.tables import Results, as_csv, as_html, as_latex, as_markdown, results
 
 
-def report(places: list[Path], out: str | Path, *, galleries: int = 24) -> list[tuple[Path, str]]:
+def report(places: list[Path], out: str | Path, *, galleries: int = 24, own_epochs: bool = False) -> list[tuple[Path, str]]:
     """Write a page, and the tables beside it as `.md`, `.csv` and `.tex`.
 
     Args:
         places: run folders, or folders of run folders.
         out: the page; its name ends in `.html`.
         galleries: runs whose neighbours and map are shown, the best first.
+        own_epochs: each metric at its own best epoch on the test classes, as Roth et al. 2020 have it; else all at the run's best epoch.
 
     Returns:
         folders that were left out, and why.
@@ -30,11 +31,11 @@ def report(places: list[Path], out: str | Path, *, galleries: int = 24) -> list[
     if not records:
         named = "; ".join(f"{folder}: {reason}" for folder, reason in left_out[:3]) or "they are empty"
         raise UnimetricError(f"no finished run in {', '.join(map(str, places))} ({named})", "finish a run with `unimetric train` first")
-    found = methods(records)
+    found = methods([at_own_epochs(record) for record in records] if own_epochs else records)
     tables = results(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(found, tables, left_out, most=galleries), encoding="utf-8")
+        out.write_text(page(found, tables, left_out, most=galleries, own_epochs=own_epochs), encoding="utf-8")
         for ending, text in ((".md", as_markdown(tables)), (".csv", as_csv(tables)), (".tex", as_latex(tables))):
             out.with_suffix(ending).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -42,7 +43,7 @@ def report(places: list[Path], out: str | Path, *, galleries: int = 24) -> list[
     return left_out
 
 
-def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int) -> str:
+def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int, own_epochs: bool = False) -> str:
     """The whole page as text."""
     shown, thumbnails = galleries(found, most)
     data = {
@@ -62,6 +63,7 @@ def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, 
         "SCRIPT": here.with_name("page.js").read_text(encoding="utf-8"),
         "SUMMARY": html.escape(f"{len(records)} runs, {len(found)} methods, on {', '.join(sorted({method.task[0] for method in found}))}"),
         "TABLES": "".join(as_html(table) for table in tables),
+        "EPOCHS": "Each metric at its own best epoch on the test classes." if own_epochs else "All metrics at the run's best epoch.",
         "NOTE": html.escape(note),
         "LEFT_OUT": _left_out(left_out),
         "RUNS": "".join(_details(run) for run in records),

@@ -20,7 +20,8 @@ training device:
 `batch` hands over a choice and launches the next one, which runs beside the step and is there when it is asked for: batch t + 1 is
 chosen, from the memory as it then is, when batch t is asked for. `refresh` overwrites the rows of a batch. An engine may load ahead, by
 asking for batches before the steps that they belong to; what counts is that it asks for them in order. Every rank fills and refreshes
-with the same embeddings, and so chooses the same.
+with the same embeddings, and so chooses the same. Differs from the code of Roth et al. 2020, which chooses all batches of an epoch at its
+start, from embeddings that are by then up to an epoch old.
 
 What is chosen stays chosen: a batch is kept until its own `refresh`, and all that are kept are part of `state_dict()`. A run that stops
 after any `refresh` and goes on from its state therefore trains on the batches of the unbroken run, however far ahead it loads.

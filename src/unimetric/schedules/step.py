@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unimetric.errors import UnimetricError
+
 
 def step(progress: float, epochs: int, *, every: int = 20, gamma: float = 0.5) -> float:
     """Step decay, as in the code of PUMA (Kim et al. 2023).
@@ -17,4 +19,6 @@ def step(progress: float, epochs: int, *, every: int = 20, gamma: float = 0.5) -
     >>> step(40.5, 100)
     0.25
     """
+    if every < 1:
+        raise UnimetricError(f"`schedule = step(every={every})`", "write how many epochs lie between steps, 1 at least")
     return float(gamma ** (int(progress) // every))

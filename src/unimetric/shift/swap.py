@@ -115,7 +115,7 @@ def removed(
         shift: the dataset.
         start: the split to start from; it is not given again.
         classes: of each side, removed a step.
-        least: share of all pictures that must be left.
+        least: share of all pictures that must be left; the script does not ask.
         code_removal: the literal script, `count` steps of it.
         count: steps of the literal script.
     """
@@ -135,7 +135,7 @@ def removed(
         train, test = np.delete(train, first), np.delete(test, second)
         gone += classes
         step = shift.measure(f"R{gone}", train, test)
-        if step.share < least:
+        if step.share < least and not code_removal:
             return
         now = step
         yield step
