@@ -288,6 +288,7 @@ def test_what_training_cannot_do_is_a_sentence(refused, pictures: Path, tmp_path
         ("head=linear(dim=-5)", "cannot build `linear(dim=-5)`"),
         ("optimizer=adam(lr=-1)", "Invalid learning rate"),
         ("device=tpu", "cannot set up the device"),
+        ("loss=proxy_anchor miner=distance_weighted", "the loss `proxy_anchor` takes none"),
         ("schedule=step(every=0)", "1 at least"),
         ("loss=math.pi", "`math.pi` is neither a class nor a function"),
         ("dataset=", "dataset: cannot read ``"),
@@ -295,7 +296,7 @@ def test_what_training_cannot_do_is_a_sentence(refused, pictures: Path, tmp_path
         ("clip_norm=nan", "`clip_norm` must be a number"),
         (f"clip_norm=1{'0' * 400}", "`clip_norm` must be a number"),
     ):
-        refused("train", *settings(pictures, setting), "--out", str(tmp_path / "run"), says=says)
+        refused("train", *settings(pictures, *setting.split(" ")), "--out", str(tmp_path / "run"), says=says)
     still = settings(pictures, "head=identity", "loss=margin(learn_beta=False)", "warmup_epochs=1")
     refused("train", *still, "--out", str(tmp_path / "run"), says="anything to learn in `warmup_epochs = 1`")
 

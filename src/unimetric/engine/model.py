@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
-from unimetric.spec import bind, create, signature
+from unimetric.spec import bind, create, find, parse, signature
 
 
 class Model(nn.Module):
@@ -68,6 +68,9 @@ def adapted(backbone: Any, config: RunConfig) -> Any:
 
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:
     """What the run minimises; it meets the model before either is moved to the device."""
+    name = parse(config.loss).name
+    if config.miner and "." not in name and "miner" not in signature(find("losses", name)).parameters:
+        raise UnimetricError(f"`miner = {config.miner!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
     torch.manual_seed(config.seed + 1)
     objective = create(
         "objectives",
