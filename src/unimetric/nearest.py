@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unimetric.sieve import applies, sift
+from unimetric.sieve import PEAK, above, applies, nth, sift
 
 #: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
 _ROWS, _COLUMNS = 128, 256
-#: How many rows share a peak in a square block, and how many rows the largest block has: it should fit a processor's cache.
-_PEAK, _SIDE = 16, 4096
+#: How many rows the largest square block has: it should fit a processor's cache.
+_SIDE = 4096
 
 
 def nearest(
@@ -44,7 +44,7 @@ def nearest(
     if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
         sifted = sift(asking, k) if applies(asking, k, memory) else None
         if sifted is None:
-            yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // _PEAK * _PEAK))
+            yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // PEAK * PEAK))
         else:
             yield from _complete(asking, k, sifted, memory)
         return
@@ -91,7 +91,7 @@ def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterat
         side: how many rows and columns of scores at a time, a multiple of 16.
     """
     count = len(points)
-    points = torch.nn.functional.pad(points, (0, 0, 0, -count % _PEAK))  # with points that nobody finds, for whole peaks
+    points = torch.nn.functional.pad(points, (0, 0, 0, -count % PEAK))  # with points that nobody finds, for whole peaks
     values, places = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.int64)
     held = list(zip(values.split(side), places.split(side), strict=True))
     scores = points.new_empty(side * side)
@@ -124,39 +124,30 @@ _Found = tuple[Float[Tensor, "R M"], Int[Tensor, "R M"]]
 def _newcomers(
     score: Float[Tensor, "R B"], held: Float[Tensor, "R K"], held_by_columns: Float[Tensor, "B K"] | None, k: int
 ) -> tuple[_Found, _Found | None]:
-    """What in a block is better than the last of what its row holds; and, where columns ask too, than the last of what its column holds.
-
-    Only few are. So the peaks of sixteen rows each, which one pass over the block finds for both sides, are looked at first.
-    """
+    """What in a block is better than the last of what its row holds; and, where columns ask too, than the last of what its column holds."""
     rows, columns = score.shape
     none = score.new_full((1,), torch.inf)
     row_bar = held[:, -1] if held.shape[1] == k else none.expand(rows)
     column_bar = held_by_columns[:, -1] if held_by_columns is not None and held_by_columns.shape[1] == k else none.expand(columns)
-    tall, row_bars = score.view(-1, _PEAK, columns), row_bar.reshape(-1, _PEAK)
-    tile, column = (tall.amax(1) > torch.minimum(row_bars.amin(1)[:, None], column_bar)).nonzero().unbind(1)
-    value = tall[tile, :, column]  # (tiles, 16)
-
-    def found(above: Bool[Tensor, "tiles 16"], by_column: bool) -> _Found | None:
-        hot, inside = above.nonzero().unbind(1)
-        row, place = tile[hot] * _PEAK + inside, column[hot]
-        who, where, count = (place, row, columns) if by_column else (row, place, rows)
-        who, order = who.sort(stable=True)  # what comes after one another for everyone has rising places, as it had before
-        nth = torch.arange(len(who)) - torch.searchsorted(who, who)
-        width = int(nth.max()) + 1 if len(nth) else 0
-        if width > 4 * k:
-            return None
-        values, places = score.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
-        values[who, nth], places[who, nth] = value[hot, inside][order], where[order]
-        return values, places
-
-    mine = theirs = None
-    if held.shape[1] == k:
-        mine = found(value > row_bars[tile], False)
+    by_row, by_column = above(score, row_bar, column_bar)
+    mine = _listed(*by_row, rows, k) if held.shape[1] == k else None
+    theirs = None
     if held_by_columns is not None:
-        if held_by_columns.shape[1] == k:
-            theirs = found(value > column_bar[column][:, None], True)
+        theirs = _listed(*by_column, columns, k) if held_by_columns.shape[1] == k else None
         theirs = theirs or best(score.T.contiguous(), min(k, rows))
     return mine or best(score, min(k, columns)), theirs
+
+
+def _listed(who: Int[Tensor, "P"], where: Int[Tensor, "P"], value: Float[Tensor, "P"], count: int, k: int) -> _Found | None:
+    """What each has found, a row each, filled up with -inf; None where somebody has found too many for that."""
+    who, order = who.sort(stable=True)  # what comes after one another for everyone has rising places, as it had before
+    rank = nth(who, count)
+    width = int(rank.max()) + 1 if len(rank) else 0
+    if width > 4 * k:
+        return None
+    values, places = value.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
+    values[who, rank], places[who, rank] = value[order], where[order]
+    return values, places
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Bool, Float, Int, Int8, Real
 from torch import Tensor
 
 #: How many rows share a peak, how many points stand for one of the sample, and how many rows and columns a block of scores has.
-_PEAK, _SAMPLE, _SIDE = 16, 16, 4096
+PEAK, _SAMPLE, _SIDE = 16, 16, 4096
 #: A find is one whole number: who asks, 127 less the code, who answers. Sorted, each has its finds together, the highest code first.
 _ROW, _CODE = 1 << 40, 1 << 32
 
@@ -145,9 +145,9 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
     if not 1e-12 < largest < 1e12:  # nor is it NaN
         return None
     dice = torch.Generator().manual_seed(0)  # a random sample, since points may well come in an order
-    sample = points[torch.randperm(len(points), generator=dice)[: len(points) // _SAMPLE // _PEAK * _PEAK]]
+    sample = points[torch.randperm(len(points), generator=dice)[: len(points) // _SAMPLE // PEAK * PEAK]]
     rank = math.ceil(_shortlist(k) / _SAMPLE)
-    if len(sample) < 2 * _PEAK * rank:
+    if len(sample) < 2 * PEAK * rank:
         return None
     some = sample.double()  # which no setting of the host program makes less of
     highest = float((some[:512] @ some.T).topk(rank + 1).values[:, rank].max())  # the first of them is of a point with itself
@@ -157,7 +157,7 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
     known, codes, likely = _Block.of(sample, least), [], 0
     for rows in order:
         block = _Block.of(points[rows], least)
-        best = block.codes(known, step).unflatten(1, (_PEAK, -1)).amax(1).topk(rank).values.float()
+        best = block.codes(known, step).unflatten(1, (PEAK, -1)).amax(1).topk(rank).values.float()
         codes.append(best[:, -1])
         likely += int((step * (best[:, math.ceil(k / _SAMPLE) - 1] - best[:, -1]) > block.doubt(block, step)).sum())
     if likely < 2 / 3 * len(points):
@@ -190,8 +190,11 @@ def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Te
             if row == column:
                 codes.fill_diagonal_(-128)
                 column_bar.fill_(127)  # its columns are its rows
-            for who, where, above in zip((row, column), (column, row), _above(codes, row_bar, column_bar), strict=True):
-                finds[who].append(_find(*above, order[where]))
+            if spare := -len(codes) % PEAK:  # rows that nothing lies above the bar of
+                codes = torch.nn.functional.pad(codes, (0, 0, 0, spare), value=-128)
+                row_bar = torch.nn.functional.pad(row_bar, (0, spare), value=127)
+            for who, where, found in zip((row, column), (column, row), above(codes, row_bar, column_bar), strict=True):
+                finds[who].append(_find(*found, order[where]))
                 room -= len(finds[who][-1])
             if room < 0:  # crowds of points, too near to one another for eight bits
                 return None
@@ -202,26 +205,28 @@ def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Te
     return (values, places, proven) if 2 * int(proven.sum()) >= count else None
 
 
-_Above = tuple[Int[Tensor, "P"], Int[Tensor, "P"], Int8[Tensor, "P"]]
+_Above = tuple[Int[Tensor, "P"], Int[Tensor, "P"], Real[Tensor, "P"]]
 
 
-def _above(codes: Int8[Tensor, "R B"], row_bar: Int8[Tensor, "R"], column_bar: Int8[Tensor, "B"]) -> tuple[_Above, _Above]:
-    """The rows, columns and codes of what lies above the bar of its row; the columns, rows and codes of what does so of its column.
+def above(scores: Real[Tensor, "R B"], row_bar: Real[Tensor, "R"], column_bar: Real[Tensor, "B"]) -> tuple[_Above, _Above]:
+    """The rows, columns and scores of what lies above the bar of its row; the columns, rows and scores of what does so of its column.
 
     Only few do. So the peaks of sixteen rows each, which one pass over the block finds for both sides, are looked at first.
+
+    Args:
+        scores: a block of them, its rows a multiple of 16.
+        row_bar: of each row.
+        column_bar: of each column.
     """
-    if extra := -len(codes) % _PEAK:
-        codes = torch.nn.functional.pad(codes, (0, 0, 0, extra), value=-128)
-        row_bar = torch.nn.functional.pad(row_bar, (0, extra), value=127)
-    tall, row_bars = codes.view(-1, _PEAK, codes.shape[1]), row_bar.view(-1, _PEAK)
+    tall, row_bars = scores.view(-1, PEAK, scores.shape[1]), row_bar.reshape(-1, PEAK)
     tile, column = (tall.amax(1) > torch.minimum(row_bars.amin(1)[:, None], column_bar)).nonzero().unbind(1)
-    code = tall[tile, :, column]  # (tiles, 16)
+    score = tall[tile, :, column]  # (tiles, 16)
 
-    def chosen(above: Bool[Tensor, "tiles 16"]) -> _Above:
-        hot, inside = above.nonzero().unbind(1)
-        return tile[hot] * _PEAK + inside, column[hot], code[hot, inside]
+    def chosen(high: Bool[Tensor, "tiles 16"]) -> _Above:
+        hot, inside = high.nonzero().unbind(1)
+        return tile[hot] * PEAK + inside, column[hot], score[hot, inside]
 
-    by_row, by_column = chosen(code > row_bars[tile]), chosen(code > column_bar[column][:, None])
+    by_row, by_column = chosen(score > row_bars[tile]), chosen(score > column_bar[column][:, None])
     return by_row, (by_column[1], by_column[0], by_column[2])
 
 
@@ -241,7 +246,7 @@ def _settle(
     finds = finds[fit[finds // _ROW]]
     who, code, place = finds // _ROW, 127 - finds % _ROW // _CODE, finds % _CODE
     # The k highest codes are scored first. The least of their scores is a bar that few of the others might reach.
-    first = _nth(who, len(asking)) < k
+    first = nth(who, len(asking)) < k
     score = points.new_empty(len(who))
     score[first] = _scores(points, asking[who[first]], place[first])
     bar = points.new_zeros(len(asking))
@@ -253,16 +258,21 @@ def _settle(
     kept = (first | further).nonzero()[:, 0]
     kept = kept[(who[kept] * _CODE + place[kept]).argsort()]
     who, score, place = who[kept], score[kept], place[kept]
-    nth = _nth(who, len(asking))
-    width = max(k, int(nth.max()) + 1 if len(nth) else 0)
+    rank = nth(who, len(asking))
+    width = max(k, int(rank.max()) + 1 if len(rank) else 0)
     values, places = points.new_full((len(asking), width), -torch.inf), torch.full((len(asking), width), -1)
-    values[who, nth], places[who, nth] = score, place
+    values[who, rank], places[who, rank] = score, place
     values, best = values.sort(dim=1, descending=True, stable=True)
     return values[:, :k], places.gather(1, best[:, :k])
 
 
-def _nth(who: Int[Tensor, "P"], count: int) -> Int[Tensor, "P"]:
-    """Of a sorted list of rows: how many of the same row stand before."""
+def nth(who: Int[Tensor, "P"], count: int) -> Int[Tensor, "P"]:
+    """Of a sorted list of rows: how many of the same row stand before.
+
+    Args:
+        who: the rows.
+        count: how many rows there are.
+    """
     size = torch.bincount(who, minlength=count)
     return torch.arange(len(who)) - (size.cumsum(0) - size)[who]
 
