@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unimetric.errors import Interrupted, UnimetricError
+from unimetric.errors import FULL_DISK, Interrupted, UnimetricError, closest
 
 app = typer.Typer(
     help="Train image embeddings, and measure them on classes, shifts and datasets never seen.",
@@ -31,7 +30,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL_DISK:
             raise
         print(f"error: {error.filename or 'the disk is full'}: {error.strerror}\n\nhint: free some room", file=sys.stderr)
         sys.exit(2)
@@ -132,7 +131,6 @@ def evaluate(
     from unimetric.engine.display import Display
     from unimetric.engine.evaluate import evaluate as run
     from unimetric.engine.evaluate import evaluate_file
-    from unimetric.errors import closest
     from unimetric.metrics import explain as meaning
     from unimetric.spec import names
 
@@ -175,7 +173,6 @@ def list_(
     from rich.table import Table
 
     from unimetric.catalogue import catalogue, columns
-    from unimetric.errors import closest
     from unimetric.spec import kinds, names
 
     console = Console()
@@ -592,7 +589,6 @@ def figure(
     - `unimetric figure keep runs/keep_0.3 runs/keep_0.5 runs/keep_1.0 --out keep.png`
     """
     from unimetric.engine import figures
-    from unimetric.errors import closest
 
     if kind == "keep":
         figures.keep_probability(runs, out)

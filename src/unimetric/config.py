@@ -103,9 +103,6 @@ NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "lo
 #: Settings that came later, and what runs before them had: so that theirs keep their ids.
 _LATER = {"chosen_by": 1}
 
-#: Every generator of random numbers takes a seed up to here.
-MOST_SEED = 2**32 - 1
-
 #: Fields that name a part, and its folder.
 PARTS = {
     "dataset": "datasets",
@@ -124,7 +121,7 @@ PARTS = {
 }
 
 #: Parts that a run can do without.
-MAY_BE_EMPTY = ("adapter", "miner")
+_MAY_BE_EMPTY = ("adapter", "miner")
 
 _CHOICES = {
     "residence": ("auto", "device", "host", "stream"),
@@ -146,6 +143,8 @@ _LEAST = {
     "evaluate_batch": 1,
     "workers": 0,
 }
+
+_MOST = {"seed": 2**32 - 1}  # every generator of random numbers takes a seed up to there
 
 
 def _toml(value: Any) -> str:
@@ -209,7 +208,7 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
         )
     for key, kind in PARTS.items():
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
-            if text or key not in MAY_BE_EMPTY:
+            if text or key not in _MAY_BE_EMPTY:
                 check_part(kind, text, place, key)
     return config
 
@@ -239,8 +238,8 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
         raise UnimetricError(f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(_CHOICES[key]))
     if key in _LEAST and value < _LEAST[key]:
         raise UnimetricError(f"{place}: `{key}` must be at least {_LEAST[key]}, not {value}", f"the default is {_toml(default)}")
-    if key == "seed" and value > MOST_SEED:
-        raise UnimetricError(f"{place}: `seed` must be at most {MOST_SEED}, not {value}", f"the default is {_toml(default)}")
+    if key in _MOST and value > _MOST[key]:
+        raise UnimetricError(f"{place}: `{key}` must be at most {_MOST[key]}, not {value}", f"the default is {_toml(default)}")
     return value
 
 

@@ -29,7 +29,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from unimetric.errors import UnimetricError, closest
+from unimetric.errors import FULL_DISK, UnimetricError, closest
 from unimetric.table import Table
 
 _MAGIC = b"UNIPACK\x01"
@@ -359,7 +359,7 @@ def _atomic(path: Path) -> Iterator[IO[bytes]]:
             finally:
                 os.close(folder)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL_DISK:
             reason, hint = "the disk is full", "free some space, write elsewhere, or choose a smaller short_side or quality"
         elif error.errno in (
             errno.EACCES,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig, from_settings
 from unimetric.engine.checkpoint import write_text
-from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, read_table, space_of, without_bad
+from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, read_table, readable, space_of
 from unimetric.engine.model import Model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
@@ -79,8 +79,8 @@ def adapt(
     config = from_settings(asdict(config) | overrides, str(run))
     fabric = open_fabric(config)
     table, split = read_table(config)
-    split, _ = without_bad(config, table, split)
-    supports = draw_episodes(config, table, split.test, shots=shots, episodes=episodes, draw=draw, seed=seed)
+    test, _ = readable(config, table, split.test)
+    supports = draw_episodes(config, table, test, shots=shots, episodes=episodes, draw=draw, seed=seed)
     if len(supports) < 2:
         raise UnimetricError(f"{len(supports)} episode(s) have no spread", "draw two episodes at least")
     steps = iterations or (1000 if shots <= 2 else 1500)
@@ -89,7 +89,6 @@ def adapt(
     layers = last_layers(model.head)
     body: Any = Model(model.backbone, Identity(features=model.backbone.channels))
     body = fabric.setup(body) if any(parameter.requires_grad for parameter in body.parameters()) else body
-    test = split.test
     place = {int(row): number for number, row in enumerate(test)}
     pictures = open_pictures(
         table.take(test), device=fabric.device, mean=model.mean, std=model.std, residence=config.residence, workers=config.workers

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unimetric.config import from_settings
-from unimetric.engine.evaluate import check_metrics, embed_all, numbers_of, open_fabric, open_run, read_table, space_of, without_bad
+from unimetric.engine.evaluate import check_metrics, embed_all, numbers_of, open_fabric, open_run, read_table, readable, space_of
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
 
@@ -53,8 +53,7 @@ def ensemble(
         config = from_settings(asdict(own) | {"dataset": dataset} | overrides)
         fabric = open_fabric(config)
         table, split = read_table(config)
-        split, _ = without_bad(config, table, split)
-        rows: np.ndarray = getattr(split, part, np.zeros(0, np.int64))
+        rows, _ = readable(config, table, getattr(split, part, np.zeros(0, np.int64)))
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
 

@@ -56,20 +56,22 @@ def read_table(config: RunConfig) -> tuple[Table, Split]:
     return table, part(table, **arguments)
 
 
-def without_bad(config: RunConfig, table: Table, split: Split, *, progress: Progress | None = None) -> tuple[Split, list[tuple[str, str]]]:
-    """The rows that can be read, where the settings say so, and (path, reason) of the others. Packs were checked when they were made."""
-    if config.on_bad_picture != "skip" or all(map(located, table.paths)):
-        return split, []
-    bad = find_bad(table, workers=config.workers, progress=progress)
-    rows = np.array([row for row, _ in bad], np.int64)
-    train, validation, test = (np.setdiff1d(part, rows) for part in (split.train, split.validation, split.test))
-    if min(len(np.unique(table.labels[part])) for part in (train, test)) < 2:
+def readable(
+    config: RunConfig, table: Table, rows: np.ndarray, *, progress: Progress | None = None
+) -> tuple[np.ndarray, list[tuple[str, str]]]:
+    """Those rows that can be read, where the settings say so, and (path, reason) of the others. Packs were checked when they were made."""
+    if config.on_bad_picture != "skip" or not len(rows) or all(map(located, table.paths)):
+        return rows, []
+    each = np.unique(rows)
+    bad = find_bad(table.take(each), workers=config.workers, progress=progress)
+    kept = rows[~np.isin(rows, each[[row for row, _ in bad]])]
+    if len(np.unique(table.labels[kept])) < 2:
         raise UnimetricError(
             f"`dataset = {config.dataset!r}`: too few classes are left without the {len(bad)} pictures that cannot be read; "
             f"the first: {bad[0][1] if bad else 'none'}",
             "mend them; two classes to train on and two to test on are the least",
         )
-    return Split(train, validation, test, split.name), [(table.paths[row], reason) for row, reason in bad]
+    return kept, [(table.paths[each[row]], reason) for row, reason in bad]
 
 
 @torch.inference_mode()
@@ -184,10 +186,9 @@ def evaluate(
     config = from_settings(asdict(config) | overrides)
     fabric = open_fabric(config)
     table, split = read_table(config)
-    split, _ = without_bad(config, table, split, progress=progress)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
-    rows: np.ndarray = getattr(split, part)
+    rows, _ = readable(config, table, getattr(split, part), progress=progress)
     embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
     if save is not None:
         file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
@@ -209,7 +210,6 @@ def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
 
 def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:
     """Metrics of a space, re-ranked if wished, with `NAME/from` and `NAME/to` of an interval where the metric is a mean over queries."""
-    check_metrics(metrics, level)
     space = reranked(space) if rerank else space
     numbers = measure(space, metrics)
     for text in metrics if level else []:
@@ -229,6 +229,7 @@ def evaluate_file(
         rerank: put neighbours into k-reciprocal order first.
         level: of confidence intervals, such as 0.95; 0 for none.
     """
+    check_metrics(metrics, level)
     arrays = read_arrays(Path(path), "save it with numpy.savez(path, embeddings=..., labels=...), or name a run folder or a backbone")
     for key, dimensions in (("embeddings", 2), ("labels", 1)):
         if key not in arrays or arrays[key].ndim != dimensions:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.engine.display import Display
-from unimetric.engine.evaluate import embed, read_table, space_of, without_bad
+from unimetric.engine.evaluate import embed, read_table, readable, space_of
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
 from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
@@ -85,8 +85,13 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
 
-    split, skipped = without_bad(config, table, split, progress=lambda done, total: display.step("checking pictures", done, total))
+    kept, skipped = [], []
+    for rows in (split.train, split.validation, split.test):
+        good, bad = readable(config, table, rows, progress=lambda done, total: display.step("checking pictures", done, total))
+        kept.append(good)
+        skipped += bad
     if skipped:
+        split = Split(kept[0], kept[1], kept[2], split.name)
         classes, labels = labels.max(), np.unique(table.labels[split.train], return_inverse=True)[1]
         if labels.max() < classes:  # a class is gone altogether: no proxy may stand for it
             bare = build_model(config)
