@@ -33,6 +33,7 @@ class S2SD(nn.Module):
         feature_weight: of the distillation from the features; 0 leaves it out.
         delay: steps before the features are distilled.
         pool_aggr: the features are the mean and the maximum over the map, added; otherwise the backbone's summary.
+        half_targets: on a GPU the networks of the target branches run in bfloat16, as the backbone does.
         num_classes: training classes.
         dim: embedding dimension.
         features: channels of the backbone.
@@ -52,6 +53,7 @@ class S2SD(nn.Module):
         feature_weight: float = 50.0,
         delay: int = 1000,
         pool_aggr: bool = False,
+        half_targets: bool = True,
         num_classes: int,
         dim: int,
         features: int,
@@ -61,14 +63,16 @@ class S2SD(nn.Module):
         self.losses = nn.ModuleList(create("losses", loss, miner=miner, num_classes=num_classes, dim=width) for width in dims)
         self.targets = nn.ModuleList(nn.Sequential(nn.Linear(features, t), nn.ReLU(), nn.Linear(t, t)) for t in dims)
         self.temperature, self.weight, self.feature_weight = temperature, weight, feature_weight
-        self.delay, self.pool_aggr = delay, pool_aggr
+        self.delay, self.pool_aggr, self.half_targets = delay, pool_aggr, half_targets
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
         features = full(output.features)
         if self.pool_aggr:
             features = features + full(output.tokens[:, 1:].amax(1))
-        targets = [target(features) for target in self.targets]
+        # Twenty million weights for a hundred pictures: in float32 these products would cost more than all the rest of it.
+        with torch.autocast(features.device.type, dtype=torch.bfloat16, enabled=self.half_targets and features.is_cuda):
+            targets = [full(target(features)) for target in self.targets]
         own = [loss(target, labels) for loss, target in zip(self.losses, targets, strict=True)]
         teachers = [cosines(target.detach()) for target in (*targets, features)]
         likeness = distillation(cosines(output.embeddings), torch.stack(teachers), temperature=self.temperature)
