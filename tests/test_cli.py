@@ -143,6 +143,13 @@ def test_a_run_without_its_bad_pictures_is_measured_without_them(refused, capsys
     refused("evaluate", str(tmp_path / "run"), "head=linear(dim=4)", says="was trained with `head = 'linear(dim=8)'`")
 
 
+def test_too_few_pictures_to_re_rank_are_said_before_any_is_embedded(refused, pictures: Path) -> None:
+    next((pictures / "class3").iterdir()).write_bytes(b"")  # would stop whoever opens it
+    words = ["evaluate", "small(channels=16)", *settings(pictures)[:2], "device=cpu", "workers=0", "--rerank"]
+    said = refused(*words, says="the 20 nearest others of each picture, and there are 12 pictures")
+    assert "measure 21 pictures at least, or leave `--rerank` out" in said
+
+
 def test_a_class_without_a_readable_picture_is_no_class(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from unimetric.config import RunConfig, load, override
+from unimetric.config import RunConfig, better, load, override, score
 from unimetric.errors import UnimetricError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -47,6 +48,28 @@ def test_every_mistake_says_what_to_type(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("epochs = ")
     with pytest.raises(UnimetricError, match=r"bad\.toml: not TOML"):
         load(tmp_path / "bad.toml")
+
+
+def test_what_only_describes_a_space_chooses_no_epoch() -> None:
+    for text in ("spectral_decay(drop_largest=0)", "harmonic(metric='pi_ratio')"):
+        says = refused(metrics=[text, "recall"])
+        assert f"settings: metrics: `{text}` describes a space" in says and "such as `recall(k=1)`" in says
+        assert load(metrics=["recall", text, "nmi"]).metrics[1] == text
+        assert "or lower `chosen_by`" in refused(metrics=["recall", text, "nmi"], chosen_by=2)
+    assert "settings: metrics: no `recal`" in refused(metrics=["per_source(metric='recal')"])
+
+
+def test_an_epoch_is_scored_by_what_its_metrics_call_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "distant.py").write_text("def error(space): ...\n\ndef odd(space): ...\n\nerror.better, odd.better = 'lower', 'less'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = {"test/recall": 0.5, "test/recall(k=2)": 9.0, "test/per_source/a": 0.25, "test/per_source/b": 0.75, "test/distant.error": 2.0}
+    line |= {"validation/recall": 0.125, "test/nmi": math.nan}
+    assert score(["recall"], line, "test") == 0.5
+    assert score(["recall"], line, "validation") == 0.125
+    assert score(["distant.error", "per_source"], line, "test") == -1.5
+    assert score(["nmi"], line, "test") == -math.inf
+    assert better("per_source(metric='distant.error')") == "lower"
+    assert "`distant.odd` says `better = 'less'`" in refused(metrics=["distant.odd"])
 
 
 def test_settings_of_the_command_line() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.spec import bind
+from unimetric.spec import bind, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,10 @@ class RunConfig:
         sampler: how batches are drawn; a part of `samplers/`.
         optimizer: a part of `optimizers/`.
         schedule: a part of `schedules/`.
-        metrics: what is measured on the test classes; parts of `metrics/`. The first one chooses the best epoch.
-        chosen_by: how many of the first metrics choose the best epoch, by their sum: 2 for recall@1 + mAP@1000, as ooDML does.
+        metrics: what is measured on the test classes; parts of `metrics/`. The first one chooses the best epoch, so that it must judge a
+            space and not only describe it.
+        chosen_by: how many of the first metrics choose the best epoch, by their sum: 2 for recall@1 + mAP@1000, as ooDML does. One where
+            lower is better counts with a minus.
         epochs: passes over the training pictures.
         batch_size: pictures a step, over all devices together.
         seed: of everything that is random.
@@ -210,7 +214,22 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
             if text or key not in _MAY_BE_EMPTY:
                 check_part(kind, text, place, key)
+    _check_choice(config, place)
     return config
+
+
+def _check_choice(config: RunConfig, place: str) -> None:
+    """See that every metric that chooses the best epoch knows which of two epochs is better."""
+    for text in config.metrics[: config.chosen_by]:
+        try:
+            judges = better(text) != "neither"
+        except UnimetricError as error:
+            raise UnimetricError(f"{place}: metrics: {error.message}", error.hint) from None
+        if not judges:
+            raise UnimetricError(
+                f"{place}: metrics: `{text}` describes a space without judging it, so that it cannot choose the best epoch",
+                "write one that judges before it, such as `recall(k=1)`" + (", or lower `chosen_by`" if config.chosen_by > 1 else ""),
+            )
 
 
 def check_part(kind: str, text: str, place: str, key: str) -> None:
@@ -219,6 +238,43 @@ def check_part(kind: str, text: str, place: str, key: str) -> None:
         bind(kind, text, num_classes=1, dim=1, branches=(1,), features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
+
+
+def better(text: str) -> str:
+    """Which numbers of a metric are the better ones: "higher", "lower", or "neither" if it describes a space without judging it.
+
+    A metric says so by its attribute `better`; what ours measure by another metric, such as `per_source(metric=...)`, is as that one is.
+
+    Args:
+        text: the metric, as `metrics` names it.
+
+    >>> better("recall(k=1)"), better("per_source(metric='pi_ratio')")
+    ('higher', 'neither')
+    """
+    part, arguments = bind("metrics", text)
+    if "metric" in arguments and "." not in parse(text).name:
+        return better(arguments["metric"])
+    found = getattr(part, "better", "higher")
+    if found not in ("higher", "lower", "neither"):
+        raise UnimetricError(f"`{text}` says `better = {found!r}`", "let it say 'higher', 'lower' or 'neither'")
+    return found
+
+
+def score(metrics: Sequence[str], line: dict[str, Any], part: str) -> float:
+    """How good an epoch is, the higher the better: the sum of some metrics, those where lower is better with a minus.
+
+    Of a metric that gives several numbers it is their mean that counts; what is not finite is worse than anything.
+
+    Args:
+        metrics: those that choose.
+        line: what was measured, by `PART/METRIC` or `PART/METRIC/KEY`.
+        part: `validation` or `test`.
+    """
+    total = 0.0
+    for text in metrics:
+        numbers = [value for key, value in line.items() if key == f"{part}/{text}" or key.startswith(f"{part}/{text}/")]
+        total += (-1 if better(text) == "lower" else 1) * sum(numbers) / max(1, len(numbers))
+    return total if math.isfinite(total) else -math.inf
 
 
 def _checked(key: str, value: Any, default: Any, place: str) -> Any:

@@ -38,9 +38,25 @@ def reranked(space: Space, *, k1: int = 20, k2: int = 6, weight: float = 0.3, de
     """
     if space.geometry == "inner":
         raise UnimetricError("re-ranking asks for distances, and inner products are none", 'give the space `geometry="cosine"`')
-    if not 0 < k2 <= k1 < space.size:
-        raise UnimetricError(f"re-ranking with k1={k1} and k2={k2} among {space.size} pictures", "k2 <= k1 < pictures, such as k1=20, k2=6")
+    check_rerank(space.size, k1=k1, k2=k2)
     return space.reordered(_Reciprocal(space, k1, k2, weight, depth))
+
+
+def check_rerank(pictures: int, *, k1: int = 20, k2: int = 6) -> None:
+    """Stop where there are fewer pictures than neighbours to look at.
+
+    Args:
+        pictures: how many there are, queries and gallery together.
+        k1: how many neighbours may be reciprocal.
+        k2: over how many neighbours a picture is averaged.
+    """
+    if not 0 < k2 <= k1:
+        raise UnimetricError(f"re-ranking with k1={k1} and k2={k2}", "choose 0 < k2 <= k1, such as k1=20, k2=6")
+    if pictures <= k1:
+        raise UnimetricError(
+            f"re-ranking looks at the {k1} nearest others of each picture, and there are {pictures} pictures",
+            f"measure {k1 + 1} pictures at least, or leave `--rerank` out; in Python, `reranked` takes a smaller `k1`",
+        )
 
 
 class _Reciprocal:

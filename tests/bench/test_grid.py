@@ -38,6 +38,13 @@ def test_metrics_vary_only_as_lists_of_lists() -> None:
     assert [run.config.metrics for run in runs] == [("recall(k=1)",), ("nmi",)]
 
 
+def test_metrics_are_checked_together_with_how_many_choose() -> None:
+    metrics = [["recall", "nmi"], ["recall", "pi_ratio"]]
+    assert len(expand({"metrics": metrics[0], "chosen_by": [1, 2]})) == 2
+    with pytest.raises(UnimetricError, match="`pi_ratio` describes a space"):
+        expand({"metrics": metrics, "chosen_by": [1, 2]})
+
+
 def test_a_run_described_twice_is_done_once() -> None:
     runs = expand({"setting": [{"name": "a", "batch_size": [56, 112]}, {"name": "b", "epochs": [10, 20]}]})
     assert [run.labels for run in runs] == [

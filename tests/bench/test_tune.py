@@ -59,6 +59,16 @@ def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
         judged(tmp_path)
 
 
+def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "judging.py").write_text("def error(space): ...\n\nerror.better = 'lower'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "done").write_text('{"epoch": 1, "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}')
+    (tmp_path / "config.toml").write_text("metrics = ['judging.error', 'recall']")
+    assert judged(tmp_path) == -0.3
+    (tmp_path / "config.toml").write_text("metrics = ['recall', 'judging.error']")
+    assert judged(tmp_path) == 0.9
+
+
 def test_the_ends_of_the_ranges(search: Path) -> None:
     assert [run.config.loss for run in corners(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
 

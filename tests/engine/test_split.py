@@ -4,6 +4,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from unimetric.config import from_settings
 from unimetric.engine.evaluate import read_table
@@ -88,3 +89,25 @@ def test_features_are_the_summaries(config):
         images = next(pictures.load([(np.arange(5), Look(create("transforms", config.transform)))]))
         assert np.allclose(model.backbone(images)[:, 0].numpy(), features[:5], atol=1e-5)
     assert len(read_table(config)[0]) == len(features)
+
+
+def test_pictures_that_cannot_be_read_are_left_out_where_the_settings_say_so(config, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(21):
+        picture = tmp_path / "pictures" / f"class{number // 3}" / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (36, 36, 3), dtype=np.uint8)).save(picture)
+    bad = [picture.parents[1] / name for name in ("class0/0.png", "class0/1.png", "class0/2.png", "class6/18.png")]
+    for each in bad:
+        each.write_bytes(b"")
+    settings = asdict(config) | {"dataset": f"folder(root={str(tmp_path / 'pictures')!r})", "workers": 0}
+    with pytest.raises(UnimetricError, match=str(bad[0])):
+        features_of(from_settings(settings))
+    skip = from_settings(settings | {"on_bad_picture": "skip"})
+    table, features = features_of(skip, path=tmp_path / "features.npz")
+    assert len(table) == len(features) == 17 and not set(map(str, bad)) & set(table.paths)
+    again, kept = features_of(skip, path=tmp_path / "features.npz")
+    assert again.paths == table.paths and np.array_equal(kept, features)
+    write_splits(tmp_path / "splits.json", make_splits(table, features, count=1, easier=1, removal=False, choose=1), {})
+    whole, split = read_table(from_settings(settings | {"split": f"ood(path={str(tmp_path / 'splits.json')!r})"}))
+    assert set(whole.labels[np.concatenate([split.train, split.test])]) == set(range(1, 7))  # a class without a picture is on neither side

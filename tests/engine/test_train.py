@@ -222,12 +222,38 @@ def test_validation_classes_choose_the_epoch(config: RunConfig, tmp_path: Path) 
     assert best["validation/recall(k=1)"] == max(line["validation/recall(k=1)"] for line in lines(tmp_path / "run")[1:])
 
 
-def test_several_metrics_may_choose_the_epoch(config: RunConfig, tmp_path: Path) -> None:
-    metrics = ("recall(k=1)", "spectral_decay")  # of which the second is large at the start, and would choose another epoch than the first
-    best = train(changed(config, metrics=metrics, chosen_by=2, epochs=4), tmp_path / "run", quiet=True)
-    found = lines(tmp_path / "run")[1:]
-    assert best["epoch"] == max(found, key=lambda line: sum(line[f"test/{metric}"] for metric in metrics))["epoch"]
-    assert best["epoch"] != max(found, key=lambda line: line["test/recall(k=1)"])["epoch"]
+MEASURES = """
+from unimetric.metrics import spectral_decay
+
+def more(space): return spectral_decay(space)
+def less(space): return spectral_decay(space)
+
+less.better = "lower"
+"""
+
+
+def test_metrics_choose_the_epoch_each_in_its_own_direction(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "measures.py").write_text(MEASURES)
+    monkeypatch.syspath_prepend(tmp_path)
+    best = {}
+    for chosen, metrics in {
+        "more": ("recall(k=1)", "measures.more"),
+        "less": ("recall(k=1)", "measures.less"),
+        "alone": ("measures.less",),
+    }.items():
+        settings = changed(config, metrics=metrics, chosen_by=len(metrics), epochs=4)
+        best[chosen] = train(settings, tmp_path / chosen, quiet=True)
+    found = lines(tmp_path / "more")[1:]
+    decay = {line["epoch"]: line["test/measures.more"] for line in found}
+    recall = {line["epoch"]: line["test/recall(k=1)"] for line in found}
+    assert best["more"]["epoch"] == max(decay, key=lambda epoch: recall[epoch] + decay[epoch])
+    assert best["less"]["epoch"] == max(decay, key=lambda epoch: recall[epoch] - decay[epoch])
+    assert best["alone"]["epoch"] == min(decay, key=decay.__getitem__)
+    assert len({best["more"]["epoch"], best["alone"]["epoch"]}) == 2
+    assert evaluate(tmp_path / "alone") == pytest.approx(
+        {"measures.less": min(decay.values())}
+    )  # the weights, too, are those of that epoch
+    assert best["alone"]["lower_is_better"] == ["measures.less"] and "lower_is_better" not in best["more"]
 
 
 def test_groups_learn_at_their_own_rate(config: RunConfig) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from unimetric import pack
 from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.engine.ensemble import ensemble
-from unimetric.engine.evaluate import evaluate, open_run
+from unimetric.engine.evaluate import evaluate, open_run, read_table
 from unimetric.engine.export import export
 from unimetric.engine.figures import imbalance, keep_probability, prompt_preference
 from unimetric.engine.model import build_model
@@ -178,6 +179,46 @@ def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe:
         ensemble([run, tmp_path / "narrow"])
 
 
+COUNTED = """
+from dataclasses import replace
+from unimetric.spec import create
+from unimetric.splits.standard import standard
+
+calls = []
+
+def universe(*, path):
+    calls.append("table")
+    return create("datasets", f"pack(path={path!r})")
+
+def without(table, *, first=0):
+    calls.append("split")
+    split = standard(table)
+    return replace(split, test=split.test[first:])
+"""
+
+
+def test_an_ensemble_reads_once_and_refuses_other_pictures(
+    run: Path, config: RunConfig, universe: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "counted.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, settings in {"a": {}, "b": {"epochs": 3}, "c": {"split": "counted.without(first=1)"}}.items():
+        shutil.copytree(run, tmp_path / name)
+        common = {"dataset": f"counted.universe(path={str(universe)!r})", "split": "counted.without"}
+        (tmp_path / name / "config.toml").write_text(from_settings(asdict(config) | common | settings).dump())
+    import counted
+
+    numbers = ensemble([tmp_path / "a", tmp_path / "b"])
+    assert counted.calls == ["table", "split"]
+    assert numbers == pytest.approx(evaluate(run))
+    pictures = len(read_table(config)[1].test)
+    with pytest.raises(UnimetricError) as refused:
+        ensemble([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    assert f"{tmp_path / 'c'}: its {pictures - 1} `test` pictures" in refused.value.message
+    assert f"are not the {pictures} of {tmp_path / 'a'} (`split = 'counted.without'`" in refused.value.message
+    assert "`split=standard`" in refused.value.hint
+
+
 def _unit(embeddings: np.ndarray) -> np.ndarray:
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
@@ -212,3 +253,21 @@ def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / "vpt")
         (tmp_path / "vpt" / "config.toml").write_text(from_settings(asdict(config) | {"adapter": "vpt"}).dump())
         keep_probability([tmp_path / "vpt"], tmp_path / "keep.png")
+
+
+def test_prompts_are_of_the_pictures_that_can_be_read(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        picture = tmp_path / "pictures" / f"class{number // 3}" / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (36, 36, 3), dtype=np.uint8)).save(picture)
+    picture.write_bytes(b"")  # of a class that is tested on
+    shutil.copytree(run, tmp_path / "run")
+    settings = asdict(config) | {"dataset": f"folder(root={str(tmp_path / 'pictures')!r})", "workers": 0}
+    (tmp_path / "run" / "config.toml").write_text(from_settings(settings).dump())
+    with pytest.raises(UnimetricError, match=str(picture)):
+        prompt_preference(tmp_path / "run", tmp_path / "prompts.png")
+    (tmp_path / "run" / "config.toml").write_text(from_settings(settings | {"on_bad_picture": "skip"}).dump())
+    without = prompt_preference(tmp_path / "run", tmp_path / "prompts.png")
+    picture.unlink()
+    assert np.array_equal(without, prompt_preference(tmp_path / "run", tmp_path / "prompts.png"))

@@ -76,8 +76,14 @@ def test_it_helps_where_classes_hang_together(crowd):
 
 
 def test_it_refuses_more_neighbours_than_pictures(crowd):
-    with pytest.raises(UnimetricError, match="k1=60"):
+    with pytest.raises(UnimetricError, match="the 60 nearest others of each picture, and there are 60 pictures") as refused:
         reranked(Space(*crowd(pictures=60)), k1=60)
+    assert "measure 61 pictures at least" in refused.value.hint
+    with pytest.raises(UnimetricError, match="k1=5 and k2=6") as refused:
+        reranked(Space(*crowd(pictures=60)), k1=5)
+    assert "k2 <= k1" in refused.value.hint
+    embeddings, labels = crowd(pictures=21)
+    assert reranked(Space(embeddings, labels)).neighbours(1).shape == (21, 1)
 
 
 def test_it_refuses_inner_products(crowd):

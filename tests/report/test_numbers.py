@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from unimetric.config import better
 from unimetric.report import report
-from unimetric.report.figures import flat
+from unimetric.report.figures import flat, galleries
 from unimetric.report.folders import Record, read_runs
-from unimetric.report.numbers import Method, _tables, at_own_epochs, correlations, methods, published, shift_of, shifts
+from unimetric.report.numbers import Method, _tables, at_own_epochs, correlations, is_structure, methods, published, shift_of, shifts
 from unimetric.report.tables import as_latex, as_markdown, results
-from unimetric.spec import parse
+from unimetric.spec import names, parse
 
 
 def record(run_id: str, *, split: str = "standard", seed: int = 0, recall: float = 0.5, decay: float = 0.3, **settings: str) -> Record:
@@ -61,6 +62,30 @@ def test_each_metric_at_its_own_best_epoch_but_structure_at_that_of_the_first() 
     own = at_own_epochs(one)
     assert [one.value(metric) for metric in ("recall(k=1)", "nmi", "spectral_decay")] == [0.6, 0.6, 0.3]
     assert [own.value(metric) for metric in ("recall(k=1)", "nmi", "spectral_decay")] == [0.6, 0.7, 0.3]
+
+
+def test_less_is_better_where_the_run_says_so() -> None:
+    def one(run_id: str, loss: str, *errors: float) -> Record:
+        lines = [{"epoch": epoch, "test/my.error": error, "test/my.each/a": error} for epoch, error in enumerate(errors, 1)]
+        best = lines[-1] | {"lower_is_better": ["my.error", "my.each"]}
+        return replace(record(run_id, loss=loss), lines=lines, best=best, gallery=_pictures())
+
+    found = [one("a", "margin", 0.5, 0.3, 0.4), one("b", "arcface", 0.2, 0.1, 0.7)]
+    assert [at_own_epochs(run).value("my.error") for run in found] == [0.3, 0.1]
+    (table,) = results(methods(found))
+    assert table.metrics == ["my.error", "my.each/a"]
+    assert [[cell.best for cell in cells] for _, _, cells in table.rows] == [[True, True], [False, False]]
+    assert [each["value"] for each in galleries(methods(found[::-1]), 1)[0]] == ["my.error 0.4000"]
+
+
+def _pictures() -> dict[str, np.ndarray]:
+    two, none = np.arange(2), np.zeros(0, np.uint8)
+    names = {"labels": two, "names": np.array(["x", "y"]), "source": np.array([""]), "shift": np.array(math.nan), "ends": np.zeros(2, int)}
+    return names | {"embeddings": np.eye(2), "queries": two, "neighbours": two[:, None], "thumbnails": none, "spectrum": np.ones(2)}
+
+
+def test_what_the_report_calls_structure_is_what_metrics_call_so() -> None:
+    assert {name for name in names("metrics") if better(name) == "neither"} == set(filter(is_structure, names("metrics")))
 
 
 def test_methods_without_a_study_are_named_by_what_differs() -> None:

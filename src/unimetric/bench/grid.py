@@ -53,7 +53,8 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
     runs: dict[str, Run] = {}
     good: dict[str, dict[str, Any]] = {}  # every value is checked once, not once a combination
     for values, labels in _points(settings, place):
-        marks = {key: f"{key} = {value!r}" for key, value in values.items()}
+        choice = f"{values.get('metrics')}, {values.get('chosen_by')}"  # good together or not at all
+        marks = {key: f"{key} = {choice if key in ('metrics', 'chosen_by') else repr(value)}" for key, value in values.items()}
         new = {key: value for key, value in values.items() if marks[key] not in good}
         if new:
             checked = from_settings(new, place)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from unimetric.bench.grid import Run, expand, read_settings
 from unimetric.bench.study import study
-from unimetric.config import from_settings
+from unimetric.config import from_settings, load, score
 from unimetric.errors import UnimetricError, closest
 
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -32,7 +31,7 @@ def tune(path: str | Path, out: str | Path, *, trials: int = 20, seed: int = 0, 
         overrides: settings by name.
 
     Returns:
-        the best value, and what it was found at.
+        the best value, with a minus where lower is better, and what it was found at.
     """
     optuna = _optuna()
     settings, ranges = read_search(path)
@@ -64,12 +63,11 @@ def tune(path: str | Path, out: str | Path, *, trials: int = 20, seed: int = 0, 
 
 
 def judged(folder: Path) -> float:
-    """The first metric of a finished run on its validation classes, at its best epoch."""
+    """The first metric of a finished run on its validation classes, at its best epoch; with a minus where lower is better."""
     line = json.loads((folder / "done").read_text())
-    values = [value for key, value in line.items() if key.startswith("validation/")]
-    if not values:
+    if not any(key.startswith("validation/") for key in line):
         raise UnimetricError(f"{folder}: was not measured on validation classes", "write `split = 'standard(validation=0.2)'`")
-    return values[0] if math.isfinite(values[0]) else -math.inf
+    return score(load(folder / "config.toml").metrics[:1], line, "validation")
 
 
 def read_search(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

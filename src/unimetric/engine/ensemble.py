@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from unimetric.config import from_settings
-from unimetric.engine.evaluate import check_metrics, embed_all, numbers_of, open_fabric, open_run, read_table, readable, space_of
+from unimetric.config import RunConfig, from_settings
+from unimetric.engine.evaluate import check_metrics, divided, embed_all, numbers_of, open_fabric, open_run, readable, space_of
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
+from unimetric.spec import create
+from unimetric.table import Table
 
 
 def ensemble(
@@ -49,20 +51,41 @@ def ensemble(
     total, dims = None, {model.dim for _, model in opened}
     if len(dims) > 1:
         raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
-    for number, (own, model) in enumerate(opened):
-        config = from_settings(asdict(own) | {"dataset": dataset} | overrides)
+    configs = [from_settings(asdict(own) | {"dataset": dataset} | overrides) for own, _ in opened]
+    table: Table = create("datasets", configs[0].dataset)  # it is the same for all of them; splits may differ
+    rows = _rows(runs, configs, table, part)
+    pictures = table.take(rows)
+    for number, (config, (_, model)) in enumerate(zip(configs, opened, strict=True)):
         fabric = open_fabric(config)
-        table, split = read_table(config)
-        rows, _ = readable(config, table, getattr(split, part, np.zeros(0, np.int64)))
-        if not len(rows):
-            raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
 
         def report(done: int, all_: int, number: int = number) -> None:
             if progress is not None:
                 progress(number * all_ + done, len(opened) * all_)
 
-        found = embed_all(fabric, config, model, table.take(rows), progress=report)
+        found = embed_all(fabric, config, model, pictures, progress=report)
         found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
         total = found / len(opened) if total is None else total + found / len(opened)
     assert total is not None
     return numbers_of(space_of(total, table, rows, geometry="cosine" if normalise else "inner"), list(metrics))
+
+
+def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> np.ndarray:
+    """The pictures that every run is measured on, which must be the same: each split is made, and its pictures are tried, once."""
+    found: dict[tuple[str, int, str], np.ndarray] = {}
+    first = None
+    for run, config in zip(runs, configs, strict=True):
+        key = (config.split, config.seed, config.on_bad_picture)
+        if key not in found:
+            found[key], _ = readable(config, table, getattr(divided(config, table), part, np.zeros(0, np.int64)))
+        rows = found[key]
+        if not len(rows):
+            raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
+        first = rows if first is None else first
+        if not np.array_equal(rows, first):
+            raise UnimetricError(
+                f"{run}: its {len(rows):,} `{part}` pictures (`split = {config.split!r}`, `seed = {config.seed}`) are not "
+                f"the {len(first):,} of {runs[0]} (`split = {configs[0].split!r}`, `seed = {configs[0].seed}`)",
+                "name runs of one split, or settings for all of them, such as `split=standard` or `on_bad_picture=skip`",
+            )
+    assert first is not None
+    return first

@@ -23,7 +23,7 @@ from unimetric.engine.pictures import Look, Progress, find_bad, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, interval, measure
 from unimetric.pack import located
-from unimetric.rerank import reranked
+from unimetric.rerank import check_rerank, reranked
 from unimetric.spec import bind, create, find, parse
 from unimetric.table import Split, Table
 
@@ -52,8 +52,13 @@ def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
 def read_table(config: RunConfig) -> tuple[Table, Split]:
     """The dataset, and which of its rows train and test."""
     table: Table = create("datasets", config.dataset)
+    return table, divided(config, table)
+
+
+def divided(config: RunConfig, table: Table) -> Split:
+    """Which rows of a table train and test."""
     part, arguments = bind("splits", config.split, seed=config.seed)
-    return table, part(table, **arguments)
+    return part(table, **arguments)
 
 
 def readable(
@@ -189,6 +194,8 @@ def evaluate(
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
     rows, _ = readable(config, table, getattr(split, part), progress=progress)
+    if rerank:
+        check_rerank(len(rows))
     embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
     if save is not None:
         file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")

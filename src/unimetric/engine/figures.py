@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from unimetric.config import load
 from unimetric.engine.canvas import Canvas
-from unimetric.engine.evaluate import open_fabric, open_run, read_table
+from unimetric.engine.evaluate import open_fabric, open_run, read_table, readable
 from unimetric.engine.pictures import Look, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, signature
@@ -35,11 +35,12 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
     if not hasattr(prompt, "preference"):
         raise UnimetricError(f"{run}: its adapter `{config.adapter}` has no pool of prompts", "name a run with `puma` or `prompt_pool`")
     table, split = read_table(config)
+    test, _ = readable(config, table, split.test)
     fabric = open_fabric(config)
     model.to(fabric.device).eval()
     means, names = [], []
     for number, name in enumerate(table.source_names):
-        rows = split.test[table.source[split.test] == number]
+        rows = test[table.source[test] == number]
         if not len(rows):
             continue
         rows = rows[np.linspace(0, len(rows) - 1, min(pictures, len(rows))).astype(np.int64)]

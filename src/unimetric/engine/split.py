@@ -14,7 +14,7 @@ from jaxtyping import Float
 from unimetric.config import RunConfig
 from unimetric.engine.canvas import Canvas
 from unimetric.engine.checkpoint import read_arrays, write_arrays, write_text
-from unimetric.engine.evaluate import embed_all, open_fabric
+from unimetric.engine.evaluate import embed_all, open_fabric, readable
 from unimetric.engine.model import Model, build_model
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
@@ -31,12 +31,16 @@ def features_of(
 ) -> tuple[Table, Float[np.ndarray, "N C"]]:
     """The dataset, and the backbone's summary of every one of its pictures, each seen at its centre.
 
+    With `on_bad_picture=skip`, the dataset is given without the pictures that cannot be read.
+
     Args:
-        config: its dataset, transform and backbone; and the device.
+        config: its dataset, transform and backbone; the device; and what happens to a picture that cannot be read.
         path: an `.npz` file of `embeddings` and `labels` of all rows: read if it is there, written if it is not.
         progress: called with (done, all).
     """
     table: Table = create("datasets", config.dataset)
+    rows, skipped = readable(config, table, np.arange(len(table)), progress=progress)
+    table = table.take(rows) if skipped else table
     if path is not None and Path(path).exists():
         return table, read_features(path, table)
     fabric = open_fabric(config)

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unimetric.config import RunConfig
+from unimetric.config import RunConfig, better, score
 from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
 from unimetric.engine.display import Display
 from unimetric.engine.distributed import gathered
@@ -89,6 +88,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
 
         steps = len(sampler)
         chosen_on = "validation" if len(stage.split.validation) else "test"
+        # Written down for the report, which cannot ask the metrics: it imports none.
+        lower = {"lower_is_better": texts} if (texts := [text for text in config.metrics if better(text) == "lower"]) else {}
         learning = [parameter for parameter in stage.bare.backbone.parameters() if parameter.requires_grad]
         for epoch in range(progress["epoch"], config.epochs):
             first, sampler.epoch = progress["step"], epoch
@@ -161,9 +162,9 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             last = epoch + 1 == config.epochs
             if last or (config.evaluate_every and (epoch + 1) % config.evaluate_every == 0):
                 line |= measured(stage, config, fabric, display)
-                value = sum(islice((value for key, value in line.items() if key.startswith(f"{chosen_on}/")), config.chosen_by))
+                value = score(config.metrics[: config.chosen_by], line, chosen_on)
                 if progress["best"] is None or value > progress["best"]["value"]:
-                    progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on}}
+                    progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on} | lower}
                     if chief:
                         notes = {"metrics": line} | ({"backbone": config.backbone} if config.adapter else {})
                         write_tensors(folder / "model.safetensors", stage.trained.state_dict(), notes)

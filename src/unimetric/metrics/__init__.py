@@ -1,4 +1,8 @@
-"""One file a metric: `metric(space, *, ...) -> float | dict`."""
+"""One file a metric: `metric(space, *, ...) -> float | dict`.
+
+A metric may say `better`, an attribute of the function: "lower" where less is better, "neither" where it describes a space and judges
+nothing. Without it, higher is better. The best epoch of a run is chosen accordingly.
+"""
 
 from __future__ import annotations
 

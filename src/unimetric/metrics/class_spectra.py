@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from unimetric.metrics._describes import describes
 from unimetric.space import Space
 
 
+@describes
 def class_spectra(space: Space, *, top: int = 8) -> dict[str, float]:
     """How the directions within a class are used: the shares of its largest singular values, averaged over classes.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from unimetric.metrics._describes import describes
 from unimetric.space import Space
 
 
+@describes
 def pi_inter(space: Space) -> float:
     """How far apart the classes lie, on average: the mean cosine distance of their centres.
 

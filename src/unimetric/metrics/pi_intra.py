@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from unimetric.metrics._describes import describes
 from unimetric.space import Space
 
 
+@describes
 def pi_intra(space: Space, *, fill_singletons: bool = False) -> float:
     """How far apart the pictures of one class lie, on average: the mean cosine distance of its pairs.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unimetric.metrics._describes import describes
 from unimetric.metrics.pi_inter import pi_inter
 from unimetric.metrics.pi_intra import pi_intra
 from unimetric.space import Space
 
 
+@describes
 def pi_ratio(space: Space, *, fill_singletons: bool = False) -> float:
     """How densely the space is filled: the mean distance within classes over the mean distance between them.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from unimetric.errors import UnimetricError
+from unimetric.metrics._describes import describes
 from unimetric.space import Space
 
 
+@describes
 def spectral_decay(space: Space, *, drop_largest: int = 1, drop_smallest: int = 0, reverse: bool = False) -> float:
     """How unevenly the directions of the space are used: 0 if all alike, large if few of them hold everything.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from unimetric.metrics._describes import describes
 from unimetric.nearest import exactly
 from unimetric.space import Space
 
 
+@describes
 def uniformity(space: Space, *, t: float = 2.0) -> float:
     """How evenly the pictures are spread over the sphere: 0 if all in one place, the lower the more even.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unimetric.report.folders import Record
-from unimetric.report.numbers import Method, correlations, is_structure, measured, shift_of, shifts
+from unimetric.report.numbers import Method, correlations, direction, is_structure, measured, shift_of, shifts
 
 #: A line of a plot has no more points than a screen can show.
 _POINTS = 200
@@ -56,11 +56,11 @@ def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
     judges = [metric for metric in measured(found) if not is_structure(metric)]
     plots = []
     for judge in judges[:2]:
-        every = shifts(found, judge)
+        every, sign = shifts(found, judge), direction(found, judge)
         for dataset in dict.fromkeys(curve["dataset"] for curve in every):
             lines = [
                 {"name": f"{curve['name']}: AGS {100 * curve['ags']:.1f}", "x": curve["x"], "y": curve["y"]}
-                for curve in sorted(every, key=lambda curve: -curve["ags"])
+                for curve in sorted(every, key=lambda curve: -sign * curve["ags"])
                 if curve["dataset"] == dataset
             ]
             plots.append({"title": f"{dataset}: {judge}", "xlabel": "Frechet distance", "ylabel": judge, "lines": lines})
@@ -109,7 +109,8 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
     """
     judge = next((metric for metric in measured(found) if not is_structure(metric)), "")
     runs = [(method, run) for method in found for run in method.runs if run.gallery]
-    runs.sort(key=lambda pair: -np.nan_to_num(pair[1].value(judge), nan=-1.0))
+    sign = direction(found, judge)
+    runs.sort(key=lambda pair: -np.nan_to_num(sign * pair[1].value(judge), nan=-np.inf))
     thumbnails: dict[str, str] = {}
     shown = []
     for method, run in runs[:most]:

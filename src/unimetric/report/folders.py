@@ -45,6 +45,10 @@ class Record:
         """A metric at the best epoch; not a number if it was not measured."""
         return float(self.best.get(f"{part}/{metric}", math.nan))
 
+    def prefers_less(self, metric: str) -> bool:
+        """Whether less of a metric is better, as the run has written down."""
+        return any(metric == text or metric.startswith(f"{text}/") for text in self.best.get("lower_is_better", ()))
+
     @property
     def dataset(self) -> str:
         """What the pictures are called; those of a pack by the name of the dataset that was packed."""

@@ -96,9 +96,16 @@ def at_own_epochs(record: Record) -> Record:
     best = dict(record.best)
     for line in record.lines:
         if line["epoch"]:  # before the first, nothing was trained
-            judging = {key: value for key, value in line.items() if key.startswith("test/") and not is_structure(key.removeprefix("test/"))}
-            best |= {key: max(value, best.get(key, value)) for key, value in judging.items()}
+            for key, value in line.items():
+                metric = key.removeprefix("test/")
+                if key.startswith("test/") and not is_structure(metric):
+                    best[key] = (min if record.prefers_less(metric) else max)(value, best.get(key, value))
     return replace(record, best=best)
+
+
+def direction(found: list[Method], metric: str) -> int:
+    """1 if more of a metric is better, -1 if less is."""
+    return -1 if any(run.prefers_less(metric) for method in found for run in method.runs) else 1
 
 
 def is_structure(metric: str) -> bool:

@@ -8,7 +8,7 @@ import io
 import math
 from dataclasses import dataclass
 
-from unimetric.report.numbers import Method, Published, is_structure, measured, published, shown
+from unimetric.report.numbers import Method, Published, direction, is_structure, measured, published, shown
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def results(found: list[Method]) -> list[Results]:
     for task in dict.fromkeys(method.task for method in found):
         here = [method for method in found if method.task == task]
         metrics = measured(here)
-        best = {metric: max((m.mean(metric) for m in here if not math.isnan(m.mean(metric))), default=math.nan) for metric in metrics}
+        best = {metric: _best(here, metric) for metric in metrics}
         rows = []
         for method in here:
             cells = [
@@ -65,6 +65,11 @@ def results(found: list[Method]) -> list[Results]:
             rows.append((method.name, len(method.runs), cells))
         tables.append(Results(*task, metrics, rows))
     return tables
+
+
+def _best(here: list[Method], metric: str) -> float:
+    sign = direction(here, metric)
+    return max((mean for method in here if not math.isnan(mean := method.mean(metric))), key=lambda mean: sign * mean, default=math.nan)
 
 
 def _plain(cell: Cell) -> str:
