@@ -125,7 +125,8 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
         trained=Trained(bare),
         model=model,
         objective=objective,
-        minimise=_compiled(objective, config),
+        # A hundred small kernels or several: as one CUDA graph the host launches them at once, and does not fall behind the device.
+        minimise=_compiled(objective, config, mode="reduce-overhead"),
         optimizer=wrapped,
         sampler=sampler,
         factor=lambda progress: schedule(progress, config.epochs, **arguments),
@@ -133,8 +134,8 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     )
 
 
-def _compiled(module: nn.Module, config: RunConfig) -> Any:
-    return torch.compile(module, dynamic=False) if config.compile else module
+def _compiled(module: nn.Module, config: RunConfig, *, mode: str = "default") -> Any:
+    return torch.compile(module, dynamic=False, mode=mode) if config.compile else module
 
 
 def counted(table: Table, split: Split) -> dict[str, tuple[int, int]]:
