@@ -270,6 +270,18 @@ def test_groups_learn_at_their_own_rate(config: RunConfig) -> None:
     assert groups["backbone"]["weight_decay"] == 4e-4
 
 
+def test_parts_with_the_same_options_share_a_group(config: RunConfig) -> None:
+    from unimetric.engine.model import build_model, build_objective, build_optimizer
+
+    config = changed(config, objective="s2sd(dims=(8, 16))", loss="margin")
+    model = build_model(config)
+    objective = build_objective(config, model, num_classes=6)
+    groups = {group["name"]: group for group in build_optimizer(config, model, objective).param_groups}
+    assert list(groups) == ["backbone", "head", "loss", "targets.0.0"]
+    assert {id(parameter) for parameter in groups["loss"]["params"]} == {id(loss.beta) for loss in (objective.loss, *objective.losses)}
+    assert len(groups["targets.0.0"]["params"]) == len(list(objective.targets.parameters()))
+
+
 def test_warm_up_leaves_the_backbone_alone(config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, epochs=1), tmp_path / "free", quiet=True)
     train(changed(config, epochs=1, warmup_epochs=1), tmp_path / "warm", quiet=True)

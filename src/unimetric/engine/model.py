@@ -90,7 +90,7 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.
 
 
 def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> torch.optim.Optimizer:
-    """One optimiser with a group for the backbone, the head, and each part of the objective that has parameters.
+    """One optimiser with a group for the backbone, the head, and the parts of the objective that have parameters and the same options.
 
     A part of the objective that says `lr` learns at that rate, and one that says `group` with those options; none of them decays (Roth
     et al. 2020: proxies and boundaries are no weights of the network). What says `own_step` is left to the objective.
@@ -102,12 +102,16 @@ def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> to
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if parameters:
             groups.append({"name": name, "params": parameters, "lr": rate})
+    alike: dict[str, dict[str, Any]] = {}
     apart = {id(parameter) for module in objective.modules() if getattr(module, "own_step", False) for parameter in module.parameters()}
     for name, module in objective.named_modules():
         parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad and id(parameter) not in apart]
         if parameters:
             options = {"lr": getattr(module, "lr", lr), "weight_decay": 0.0} | getattr(module, "group", {})
-            groups.append({"name": name or "objective", "params": parameters, **options})
+            # Those with the same options share a group: each one is a round of launches at every step.
+            group = alike.setdefault(repr(sorted(options.items())), {"name": name or "objective", "params": [], **options})
+            group["params"] += parameters
+    groups += alike.values()
     if not groups or (config.warmup_epochs and groups[0]["name"] == "backbone" and len(groups) == 1):
         raise UnimetricError(
             "neither head nor loss has anything to learn" + (f" in `warmup_epochs = {config.warmup_epochs}`" if groups else ""),
