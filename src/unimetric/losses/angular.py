@@ -40,15 +40,16 @@ class Angular(nn.Module):
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         raw = full(embeddings)
         lengths = torch.linalg.vector_norm(raw, dim=-1)
-        anchors = raw / lengths.clamp_min(1e-6)[:, None]
+        inverse = lengths.clamp_min(1e-6).reciprocal()[:, None]
         pairs = match(labels, memory, dim=raw.shape[-1])
         positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
         if memory is None:
-            product, similarity = gram(raw), gram(anchors)  # (B, R)
+            product = gram(raw)  # (B, R)
+            similarity = product * inverse * inverse.T
             partners = similarity.index_select(0, positive)  # (B, R): of each anchor's positive
         else:
             references = unit(full(memory.embeddings))
-            product, similarity = raw @ full(memory.embeddings).T, anchors @ references.T
+            product, similarity = raw @ full(memory.embeddings).T, raw @ references.T * inverse
             partners = references.index_select(0, positive) @ references.T
 
         # log(1 + sum_n exp(rival_n - own)) is the cross entropy of the positive among itself and the negatives.

@@ -37,44 +37,52 @@ class SmoothAP(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(full(embeddings), labels, memory)
-        most = similarity.shape[1]
-        # To read a count makes a GPU wait and breaks a capture, so there every column is tried as the positive. A CPU waits for nothing.
-        if similarity.device.type == "cpu" and not torch.compiler.is_compiling():
-            most = max(1, int(pairs.positive.sum(-1).max()))
-        return _Lost.apply(similarity, pairs.positive, pairs.negative, self.temperature, most)
+        lost, _ = _lost(similarity, pairs.positive, pairs.negative, self.temperature)
+        return lost
 
 
-class _Lost(torch.autograd.Function):
+# An operator of its own, which a compiler leaves whole: captured, the loop would be unrolled, over every column.
+@torch.library.custom_op(
+    "unimetric::smooth_ap",
+    mutates_args=(),
+    schema="(Tensor similarity, Tensor positive, Tensor negative, float temperature) -> (Tensor lost, Tensor slope)",
+)
+def _lost(
+    similarity: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], temperature: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B R"]]:
     """1 - AP and its gradient in one pass over (B, step, R) blocks: nothing of that size is kept for the backward pass."""
+    logits = similarity / temperature
+    size = positive.sum(-1, keepdim=True)
+    # To read a count makes a GPU wait, so there every column is tried as the positive. A CPU waits for nothing.
+    most = max(1, int(size.max())) if logits.device.type == "cpu" else logits.shape[1]
+    sides = torch.stack([positive, negative], -1).to(logits)  # (B, R, 2)
+    counted, columns = positive.to(logits).topk(most)  # (B, most): the positives come first
+    weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
+    lost, slope = weight.sum(), torch.zeros_like(logits)
+    step = max(1, BLOCK // logits.numel())
+    for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
+        before = (logits[:, None, :] - logits.gather(1, column)[:, :, None]).sigmoid_()  # (B, step, R)
+        near, far = (before @ sides).unbind(-1)  # (B, step)
+        near = near + 0.5  # 1, less the G(0) of p itself
+        lost = lost - (share * near / (near + far)).sum()
+        pull = torch.stack([-far, near], -1) * (share / (near + far).square())[:, :, None]  # (B, step, 2): d lost / d (near, far)
+        before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
+        slope += ((before.mT @ pull) * sides).sum(-1)
+        slope.scatter_add_(1, column, -((before @ sides) * pull).sum(-1))
+    return lost.clamp_min(0), slope / temperature
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        similarity: Float[Tensor, "B R"],
-        positive: Bool[Tensor, "B R"],
-        negative: Bool[Tensor, "B R"],
-        temperature: float,
-        most: int,
-    ) -> Float[Tensor, ""]:
-        logits = similarity / temperature
-        sides = torch.stack([positive, negative], -1).to(logits)  # (B, R, 2)
-        counted, columns = positive.to(logits).topk(most)  # (B, most): the positives come first
-        size = positive.sum(-1, keepdim=True)
-        weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
-        lost, slope = weight.sum(), torch.zeros_like(logits)
-        step = max(1, BLOCK // logits.numel())
-        for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
-            before = (logits[:, None, :] - logits.gather(1, column)[:, :, None]).sigmoid_()  # (B, step, R)
-            near, far = (before @ sides).unbind(-1)  # (B, step)
-            near = near + 0.5  # 1, less the G(0) of p itself
-            lost = lost - (share * near / (near + far)).sum()
-            pull = torch.stack([-far, near], -1) * (share / (near + far).square())[:, :, None]  # (B, step, 2): d lost / d (near, far)
-            before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
-            slope += ((before.mT @ pull) * sides).sum(-1)
-            slope.scatter_add_(1, column, -((before @ sides) * pull).sum(-1))
-        ctx.save_for_backward(slope / temperature)
-        return lost.clamp_min(0)
 
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return upstream[0] * ctx.saved_tensors[0], None, None, None, None
+@_lost.register_fake
+def _shapes(similarity: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return similarity.new_empty(()), torch.empty_like(similarity)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    return upstream * ctx.saved_tensors[0], None, None, None
+
+
+_lost.register_autograd(_backward, setup_context=_save)
