@@ -63,6 +63,30 @@ def test_an_unknown_key(refused, tmp_path: Path) -> None:
     assert "did you mean `epochs`?" in refused("train", "epoch=3", "--out", str(tmp_path / "run"), says="unknown key `epoch`")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "path=cub"], "unknown key `path`"),
+        (["train", "out=runs/a"], "`--out` is an option"),
+        (["evaluate", ".", "metrics=nmi"], "`--metrics` is an option"),
+        (["evaluate", ".", "progress=1"], "unknown key `progress`"),
+        (["adapt", ".", "seed=1"], "`--seed` is an option"),
+        (["transfer", ".", "--to", "glyphs", "--set", "metrics=nmi"], "`--metrics` is an option"),
+        (["shift", ".", "--set", "dataset=glyphs"], "`--dataset` is an option"),
+        (["split", "glyphs", "--out", "splits.json", "seed=1"], "`--seed` is an option"),
+        (["ensemble", ".", "metrics=nmi"], "`--metrics` is an option"),
+        (["bench", "grid.toml", "path=a"], "unknown key `path`"),
+        (["tune", "grid.toml", "trials=3"], "`--trials` is an option"),
+        (["train", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
+        (["bench", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
+    ],
+)
+def test_an_option_that_is_written_as_a_setting(refused, tmp_path: Path, monkeypatch, words: list[str], says: str) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    monkeypatch.chdir(tmp_path)
+    refused(*words, says=says)
+
+
 def test_a_misspelt_argument(refused, tmp_path: Path) -> None:
     refused("train", "loss=margin(bata=1)", "--out", str(tmp_path / "run"), says="`margin` has no argument `bata`")
 
@@ -179,6 +203,16 @@ def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"), [("optimizer=adam(lr=-1.0)", "`optimizer = 'adam(lr=-1.0)'`"), ("schedule=step(every=0)", "every")]
+)
+def test_mistakes_are_found_before_any_picture_is_read(refused, pictures: Path, tmp_path: Path, mistake: str, says: str) -> None:
+    for picture in pictures.rglob("*.jpg"):
+        picture.write_bytes(b"no picture")
+    words = settings(pictures, "on_bad_picture=skip", mistake)
+    refused("train", *words, "--out", str(tmp_path / "run"), says=says)
 
 
 def test_unreadable_weights(refused, pictures: Path, tmp_path: Path) -> None:

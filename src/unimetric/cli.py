@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from unimetric.errors import FULL_DISK, Interrupted, UnimetricError, closest
 
@@ -45,13 +46,22 @@ def _load(config: str | None, settings: list[str] | None) -> Any:
     words = list(settings or [])
     if config is not None and "=" in config and not config.endswith(".toml"):  # settings alone, without a file
         words, config = [config, *words], None
-    return load(config, **_overrides(words))
+    return load(config, **_overrides(words, train))
 
 
-def _overrides(words: list[str] | None) -> dict[str, Any]:
-    from unimetric.config import override
+def _overrides(words: list[str] | None, verb: Any, *, axes: bool = False) -> dict[str, Any]:
+    """Settings by name; an option of the verb is none of them. Only a grid has `axes`, whose names are the user's own."""
+    from unimetric.config import RunConfig, override
 
-    return dict(override(word) for word in words or [])
+    found = dict(override(word) for word in words or [])
+    hints = get_type_hints(verb, include_extras=True)
+    for key, value in found.items():
+        if any(isinstance(mark, OptionInfo) for mark in getattr(hints.get(key), "__metadata__", ())):
+            name = "--" + key.replace("_", "-")
+            raise UnimetricError(f"`{key}={value}`: `{name}` is an option here, not a setting", f"write `{name} {value}`")
+        if key not in RunConfig.__dataclass_fields__ and not axes:
+            raise UnimetricError(f"settings: unknown key `{key}`", closest(key, RunConfig.__dataclass_fields__))
+    return found
 
 
 def _texts(metrics: str) -> list[str]:
@@ -135,7 +145,7 @@ def evaluate(
     from unimetric.spec import names
 
     texts = _texts(metrics)
-    overrides = _overrides(settings)
+    overrides = _overrides(settings, evaluate)
     with Display() as display:
 
         def progress(done: int, total: int) -> None:
@@ -317,7 +327,7 @@ def split(
     _beside(out)
     wanted = _numbers_in(targets, "--targets", float)
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
-    config = from_settings(chosen | _overrides(settings), "split")
+    config = from_settings(chosen | _overrides(settings, split), "split")
     with Display() as display:
         table, found = features_of(config, path=features, progress=lambda done, total: display.step("features", done, total))
         splits = make_splits(
@@ -363,7 +373,7 @@ def adapt(
     from unimetric.engine.adapt import adapt as run_
     from unimetric.engine.display import Display
 
-    overrides = _overrides(settings)
+    overrides = _overrides(settings, adapt)
     with Display() as display:
         result = run_(
             run,
@@ -400,7 +410,7 @@ def transfer(
     from unimetric.engine.transfer import transfer as run_
 
     texts = _texts(metrics)
-    overrides = _overrides(setting)
+    overrides = _overrides(setting, transfer)
     with Display() as display:
         rows = run_(runs, to, metrics=texts, progress=lambda done, total: display.step("embedding", done, total), **overrides)
         for row in rows:
@@ -431,7 +441,7 @@ def shift(
 
     _beside(out)
     texts, shapes = (_texts(metrics), _texts(structure))
-    overrides = _overrides(setting)
+    overrides = _overrides(setting, shift)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
     _write_json(out, report)
     for name, method in report["methods"].items():
@@ -467,7 +477,7 @@ def bench(
     from unimetric.bench.grid import check_runs, read_grid
     from unimetric.bench.study import study
 
-    runs = read_grid(grid, **_overrides(settings))
+    runs = read_grid(grid, **_overrides(settings, bench, axes=True))
     check_runs(runs, str(grid))
     place = out or f"runs/{grid.stem}"
     if ray:
@@ -493,7 +503,7 @@ def tune(
     from unimetric.bench.tune import tune as run
 
     folder = out or Path("runs") / search.stem
-    value, best = run(search, folder, trials=trials, seed=seed, **_overrides(settings))
+    value, best = run(search, folder, trials=trials, seed=seed, **_overrides(settings, tune, axes=True))
     print(f"best {value:.4f}: {'  '.join(f'{key} {found}' for key, found in best.items())}")
     print(f"train on all training classes with: unimetric train {folder / 'best.toml'} split=standard")
 
@@ -560,7 +570,7 @@ def ensemble(
     from unimetric.engine.display import Display
     from unimetric.engine.ensemble import ensemble as run
 
-    overrides = _overrides([word for word in runs if "=" in word])
+    overrides = _overrides([word for word in runs if "=" in word], ensemble)
     with Display() as display:
         numbers = run(
             [word for word in runs if "=" not in word],

@@ -176,6 +176,8 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
             raise UnimetricError(f"{path}: no such file", "see `configs/` for runs to start from") from None
         except IsADirectoryError:
             raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
+        except OSError as error:
+            raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "see `configs/` for runs to start from") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UnimetricError(f"{path}: not TOML: {error}", 'write `key = "text"` or `key = 1`, one to a line') from None
     return from_settings(settings | overrides, place)

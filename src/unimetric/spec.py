@@ -158,16 +158,32 @@ _LITERALS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 def _check_type(text: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
     """Catch `margin(beta="1.2")` here, rather than as a puzzle inside torch. Only plain annotations are judged."""
-    annotation = str(parameter.annotation).replace(" ", "")
-    allowed = annotation.split("|")
-    if not all(word in _LITERALS or word == "None" for word in allowed):
+    allowed = str(parameter.annotation).replace(" ", "").split("|")
+    if not all(word == "None" or set(_items(word)) <= _LITERALS.keys() for word in allowed):
         return
-    for word in allowed:
-        if word == "None" and value is None:
-            return
-        if word != "None" and isinstance(value, cast(type, _LITERALS[word])) and (word == "bool" or not isinstance(value, bool)):
-            return
-    raise UnimetricError(f"`{key}` in `{text}` must be {' or '.join(allowed)}, not {value!r}", f"the default is {parameter.default!r}")
+    if not any(_fits(word, value) for word in allowed):
+        raise UnimetricError(f"`{key}` in `{text}` must be {' or '.join(allowed)}, not {value!r}", f"the default is {parameter.default!r}")
+
+
+def _items(word: str) -> list[str]:
+    """What a list or a tuple holds; a plain word holds itself.
+
+    >>> _items("tuple[float,float]"), _items("tuple[int,...]"), _items("str")
+    (['float', 'float'], ['int'], ['str'])
+    """
+    kind, bracket, inside = word.partition("[")
+    return inside.removesuffix("]").removesuffix(",...").split(",") if bracket and kind in ("list", "tuple") else [word]
+
+
+def _fits(word: str, value: Any) -> bool:
+    if word == "None":
+        return value is None
+    if word in _LITERALS:
+        return isinstance(value, cast(type, _LITERALS[word])) and (word == "bool" or not isinstance(value, bool))
+    items = _items(word)
+    if not isinstance(value, list | tuple) or len(items) not in (1, len(value)):
+        return False
+    return all(_fits(item, each) for item, each in zip(items * (len(value) if len(items) == 1 else 1), value, strict=True))
 
 
 def create(kind: str, text: str | Any, **offered: Any) -> Any:
@@ -185,7 +201,7 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
         return _foreign().build(kind, text, part, arguments, offered.get("miner"))
     try:
         return part(**arguments)
-    except (ValueError, RuntimeError) as error:  # such as torch's about a size below zero
+    except (ValueError, RuntimeError, ArithmeticError) as error:  # such as torch's about a size below zero
         raise UnimetricError(f"cannot build `{text}`: {error}", "check its arguments") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import fsspec
@@ -63,6 +64,28 @@ def test_the_stored_checkpoint_is_never_newer_than_what_lies_beside_it(tmp_path:
     pull(place, tmp_path / "back")
     assert (tmp_path / "back" / "checkpoint.safetensors").read_text() == "after 2"
     assert not list((tmp_path / "back").glob(".*"))
+
+
+def test_a_moment_without_network_does_not_end_the_copies(tmp_path: Path, place: str, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / "metrics.jsonl").write_text("1\n")
+    there = threading.Event()
+
+    class Shaky(Mirror):
+        """The first copy fails."""
+
+        failed = False
+
+        def copy(self) -> None:
+            if not self.failed:
+                self.failed = True
+                raise OSError("no route to host")
+            super().copy()
+            there.set()
+
+    with Shaky(tmp_path, place, seconds=0.01):
+        assert there.wait(10)
+        assert read(place, "metrics.jsonl") == b"1\n"
+    assert "no route to host" in capfd.readouterr().err
 
 
 def test_done_comes_last(tmp_path: Path, place: str) -> None:

@@ -81,6 +81,10 @@ def test_the_ends_of_the_ranges(search: Path) -> None:
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1}\ngamma = {choices = [1]}", "`gamma` is in [search] only"),
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0}", "the range of `beta` cannot be read"),
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = [0, 1]", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 2, high = 1}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1, log = true}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0.5, high = 2, whole = true}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {choices = []}", "the range of `beta` cannot be read"),
     ],
 )
 def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:

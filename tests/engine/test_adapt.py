@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import asdict
 
 import numpy as np
@@ -128,6 +129,11 @@ def test_published_episodes_are_taken(config, tmp_path):
     found = draw_episodes(config, table, split.test, shots=2, episodes=10)
     assert [sorted(support) for support in found] == [sorted(np.concatenate([rows[name][n : n + 2] for name in names])) for n in range(3)]
     assert len(draw_episodes(config, table, split.test, shots=3, episodes=10)) == 10  # the file has none of three
+    read = split.test[~np.isin(split.test, found[0][:1])]  # all but one picture, which cannot be read
+    assert [len(support) for support in draw_episodes(config, table, read, shots=2, episodes=10)] == [
+        len(found[0]) - 1,
+        *(len(support) for support in found[1:]),
+    ]
 
 
 def test_intervals_are_students():
@@ -164,6 +170,19 @@ def test_a_network_without_training_is_measured_on_every_split(runs):
         shift_report([runs])
 
 
+def test_runs_whose_splits_have_one_number_and_two_distances_are_not_mixed(runs, tmp_path):
+    shutil.copytree(runs / "triplet_2", tmp_path / "other")
+    splits = json.loads((runs / "splits.json").read_text())
+    splits["splits"]["2"]["distance"] *= 2
+    (tmp_path / "splits.json").write_text(json.dumps(splits))
+    config = load(tmp_path / "other" / "config.toml", split=f"ood(path='{tmp_path}/splits.json', split=2)")
+    (tmp_path / "other" / "config.toml").write_text(config.dump())
+    with pytest.raises(UnimetricError, match="split 2 lies at a distance"):
+        shift_report([runs / "margin_2", tmp_path / "other"])
+    with pytest.raises(UnimetricError, match="class_spectra` gives several numbers"):
+        shift_report([runs / "margin_2"], structure=["class_spectra"])
+
+
 def test_transfer_to_another_dataset(runs):
     dataset = load(runs / "margin_1" / "config.toml").dataset
     rows = transfer([runs / "margin_1", runs / "triplet_1"], [dataset])
@@ -171,6 +190,10 @@ def test_transfer_to_another_dataset(runs):
     assert all(row["tested_on"] == row["trained_on"] == dataset and 0 <= row["recall(k=1)"] <= 1 for row in rows)
     with pytest.raises(UnimetricError, match="nothing to transfer"):
         transfer([], [dataset])
+    seen = []
+    with pytest.raises(UnimetricError, match="no `cub20` in datasets"):
+        transfer([runs / "margin_1"], [dataset, "cub20"], progress=lambda done, total: seen.append(done))
+    assert not seen  # nothing was embedded before the mistake was found
 
 
 class Wide(torch.nn.Module):

@@ -8,9 +8,12 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from unimetric.config import RunConfig, from_settings
+from unimetric.engine.display import Display
 from unimetric.engine.evaluate import evaluate
+from unimetric.engine.stage import set_stage
 from unimetric.engine.train import train
 from unimetric.errors import UnimetricError
 from unimetric.samplers.samples_per_class import SamplesPerClass
@@ -41,7 +46,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def command(config: RunConfig, folder: Path) -> subprocess.Popen:
+def command(config: RunConfig, folder: Path, *, start_new_session: bool = False) -> subprocess.Popen:
     settings = folder.with_suffix(".toml")
     settings.write_text(config.dump())
     return subprocess.Popen(
@@ -50,6 +55,7 @@ def command(config: RunConfig, folder: Path) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=start_new_session,
     )
 
 
@@ -117,11 +123,14 @@ def test_a_run_killed_at_a_random_step_ends_as_the_unbroken_one(config: RunConfi
     ]
 
 
-def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(config: RunConfig, tmp_path: Path, monkeypatch) -> None:
-    """The moment is chosen by the test, so that it lies inside an epoch for certain."""
+@pytest.mark.parametrize("residence", ["host", "stream"])
+def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(config: RunConfig, tmp_path: Path, monkeypatch, residence: str) -> None:
+    """The moment is chosen by the test, so that it lies inside an epoch for certain. The adapter draws from torch's own dice."""
     from unimetric.errors import Interrupted
     from unimetric.samplers.samples_per_class import SamplesPerClass
 
+    network = {"backbone": "timm(name='test_vit', image_size=32)", "adapter": "stochastic_adapter(rank=4)"}
+    config = changed(config, residence=residence, workers=0, epochs=2, **network)
     train(config, tmp_path / "unbroken", quiet=True)
     original = SamplesPerClass.batch
 
@@ -159,6 +168,19 @@ def test_files_and_packs_show_the_same_pictures(letters: Path, config: RunConfig
     assert a[1]["loss"] == pytest.approx(b[1]["loss"], rel=0.05)  # bytes are rounded in the workers
 
 
+def test_packed_pictures_are_read_where_the_system_does_not_say_what_is_free(config: RunConfig, tmp_path: Path, monkeypatch) -> None:
+    """As on macOS."""
+    known = os.sysconf
+
+    def sysconf(name: str) -> int:
+        if name == "SC_AVPHYS_PAGES":
+            raise ValueError("unrecognized configuration name")
+        return known(name)
+
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    train(changed(config, epochs=1), tmp_path / "run", quiet=True)
+
+
 def test_settings_of_another_run_are_refused(config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, epochs=1), tmp_path / "run", quiet=True)
     with pytest.raises(UnimetricError, match="holds another run"):
@@ -173,6 +195,17 @@ def test_the_setting_that_differs_is_named(config: RunConfig, tmp_path: Path) ->
     train(changed(config, epochs=1), tmp_path / "run", quiet=True)
     with pytest.raises(UnimetricError, match=r"\(clip_norm = 0\.0, not 1\.0\)"):  # and not the device, which may differ
         train(changed(config, epochs=1, device="auto", clip_norm=1.0), tmp_path / "run", quiet=True)
+
+
+def test_a_run_killed_before_its_settings_were_written_begins_anew(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (".lock", ".config.toml.17"):
+        (tmp_path / "run" / name).touch()
+    train(changed(config, epochs=1), tmp_path / "run", quiet=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".hidden").touch()
+    with pytest.raises(UnimetricError, match="not a run folder"):
+        train(config, tmp_path / "other", quiet=True)
 
 
 def test_two_runs_do_not_share_a_folder(config: RunConfig, tmp_path: Path) -> None:
@@ -209,6 +242,13 @@ def test_a_run_folder_that_was_spoilt(config: RunConfig, tmp_path: Path) -> None
     (folder / "config.toml").write_text(fewer.dump())
     with pytest.raises(UnimetricError, match=r"checkpoint\.safetensors: does not fit the run any more: .*size mismatch"):
         train(fewer, folder, quiet=True)
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_before_any_picture_is_read(config: RunConfig) -> None:
+    ranks = SimpleNamespace(global_rank=0, world_size=2, device=torch.device("cpu"))
+    config = changed(config, batch_size=9, sampler="samples_per_class(n=3)")
+    with pytest.raises(UnimetricError, match="cannot be shared evenly by 2 ranks"):
+        set_stage(config, ranks, Display(quiet=True))  # type: ignore[arg-type]
 
 
 def test_a_gradient_that_is_no_number_is_a_sentence_when_clipped(config: RunConfig, tmp_path: Path) -> None:
@@ -305,6 +345,32 @@ def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> Non
     for key in one:
         if key.startswith(("model/", "objective/")):
             torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)
+    best = json.loads((tmp_path / "two" / "done").read_text())
+    assert evaluate(tmp_path / "two")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])  # by one device, whatever trained it
+
+
+@pytest.mark.parametrize(
+    ("how", "send"),
+    [
+        ({"device": "cpu:2", "strategy": "ddp"}, os.kill),  # the first of two ranks alone: the other one must stop with it
+        ({"residence": "stream", "workers": 2}, os.killpg),  # everyone, as a scheduler does: workers must not die of it before all is saved
+    ],
+)
+def test_a_run_of_several_processes_saves_itself_when_asked(config: RunConfig, tmp_path: Path, how: dict, send: Callable) -> None:
+    config = changed(config, epochs=5000, evaluate_every=0, checkpoint_every=5000, **how)
+    process = command(config, tmp_path / "run", start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        send(process.pid, signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, errors
+    assert "stopped: saved" in errors and (tmp_path / "run" / "checkpoint.safetensors").exists()
 
 
 @pytest.mark.parametrize("logger", ["tensorboard", "csv"])
@@ -314,6 +380,17 @@ def test_loggers_get_the_numbers(config: RunConfig, tmp_path: Path, logger: str)
     assert any(file.stat().st_size > 100 for file in files), files
     if logger == "csv":
         assert "test/recall(k=1)" in next(file for file in files if file.suffix == ".csv").read_text()
+
+
+def test_the_table_of_a_run_that_went_on_is_whole(config: RunConfig, tmp_path: Path) -> None:
+    """Lightning's logger begins its file anew."""
+    folder = tmp_path / "run"
+    train(changed(config, epochs=1, logger="csv"), folder, quiet=True)
+    (folder / "done").unlink()
+    (folder / "config.toml").write_text(changed(config, epochs=2).dump())
+    train(changed(config, epochs=2, logger="csv"), folder, quiet=True)
+    rows = (folder / "csv" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(lines(folder)) == 4
 
 
 def test_a_logger_that_is_not_installed_says_so(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,11 +472,12 @@ def test_an_objective_sees_its_views_and_is_stepped_and_resumes(config: RunConfi
         assert torch.equal(value, whole[key]), key
 
 
-def test_a_hyperbolic_run_is_measured_in_the_ball(config: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [{}, {"head": "crt(dim=8, hidden=12, prototypes=4)", "objective": "crt"}])
+def test_a_hyperbolic_run_is_measured_in_the_ball(config: RunConfig, tmp_path: Path, parts: dict[str, str]) -> None:
     from unimetric.engine.evaluate import space_of
     from unimetric.spec import create
 
-    config = changed(config, loss="hyperbolic(curvature=0.5)", epochs=1)
+    config = changed(config, loss="hyperbolic(curvature=0.5)", epochs=1, **parts)
     best = train(config, tmp_path / "run", quiet=True)
     assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
     table = create("datasets", config.dataset)

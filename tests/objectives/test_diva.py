@@ -219,3 +219,5 @@ def test_other_heads_and_losses_are_refused():
         Diva(num_classes=4, branches=(8,), batch_size=4)
     with pytest.raises(UnimetricError, match="reads no triplets"):
         build(auxiliary="proxy_anchor")
+    with pytest.raises(UnimetricError, match="`queue` of the objective `diva` must be at least 1"):
+        build(queue=0)

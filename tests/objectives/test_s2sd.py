@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from unimetric.errors import UnimetricError
 from unimetric.objectives import Output
 from unimetric.objectives.s2sd import S2SD, distillation
 from unimetric.spec import create
@@ -113,3 +114,8 @@ def test_features_wait_for_the_delay():
 
 def test_without_feature_distillation_the_term_is_gone():
     assert "features" not in build(feature_weight=0.0)(output(), LABELS)
+
+
+def test_no_target_branch_is_refused():
+    with pytest.raises(UnimetricError, match="no target branch"):
+        build(dims=())

@@ -124,3 +124,9 @@ def test_features_that_do_not_fall_into_chunks():
         build(chunk=5)
     assert "chunk=4" in error.value.hint
     assert build(chunk=128).chunk == FEATURES
+
+
+@pytest.mark.parametrize("key", ["chunk", "every"])
+def test_none_at_all_is_refused(key):
+    with pytest.raises(UnimetricError, match=f"`{key}` of the objective `uniform_prior` must be at least 1"):
+        build(**{key: 0})

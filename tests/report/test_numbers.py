@@ -22,7 +22,9 @@ from unimetric.report.tables import as_latex, as_markdown, results
 from unimetric.spec import names, parse
 
 
-def record(run_id: str, *, split: str = "standard", seed: int = 0, recall: float = 0.5, decay: float = 0.3, **settings: str) -> Record:
+def record(
+    run_id: str, *, split: str = "standard", seed: int = 0, recall: float = 0.5, decay: float = 0.3, **settings: str | int
+) -> Record:
     known = {
         "dataset": "cub200",
         "split": split,
@@ -49,6 +51,8 @@ def test_seeds_are_one_method_with_students_interval() -> None:
     assert math.isclose(found[0].mean("recall(k=1)"), np.mean(values))
     assert math.isclose(2 * found[0].half("recall(k=1)"), high - low)
     assert math.isnan(Method("one", [record("a")]).half("recall(k=1)"))
+    older, newer = record("old", seed=0), record("new", seed=1, chosen_by=1)  # made before and after there was such a setting
+    assert len(methods([older, newer])) == 1 and len(methods([older, record("two", seed=1, chosen_by=2)])) == 2
 
 
 def test_each_metric_at_its_own_best_epoch_but_structure_at_that_of_the_first() -> None:

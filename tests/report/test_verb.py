@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +38,30 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, monkeypatch, capsys) -> 
     assert "no finished run" in said
     assert "hint: " in said
     assert not (tmp_path / "page.html").exists()
+    assert run(monkeypatch, "report", str(tmp_path / "absent"), "--look", "--out", str(tmp_path / "page.html")) == 2
+    assert "absent: no such folder" in capsys.readouterr().err
+
+
+def test_a_page_is_not_written_where_a_table_goes(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "report", str(runs(1)), "--out", str(tmp_path / "new" / "page.md")) == 2
+    assert "page.html" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_page_that_does_not_fit_leaves_the_one_before(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys) -> None:
+    page = tmp_path / "new" / "page.html"
+    page.parent.mkdir()
+    page.write_text("before")
+    place, handler = str(runs(1)), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        code = run(monkeypatch, "report", place, "--out", str(page))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code == 2 and "cannot be written" in capsys.readouterr().err
+    assert page.read_text() == "before" and len(list(page.parent.iterdir())) == 1
 
 
 def test_a_grid_is_checked_and_counted(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -34,6 +34,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise UnimetricError(f"{path}: no such file", "see `configs/grids/` for studies to start from") from None
     except IsADirectoryError:
         raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "see `configs/grids/` for studies to start from") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UnimetricError(f"{path}: not TOML: {error}", 'write `key = "text"` or `key = [1, 2]`, one to a line') from None
 
@@ -101,7 +103,7 @@ def _text(value: Any) -> str:
     return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def read_grid(path: str | Path, **overrides: Any) -> list[Run]:
+def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
     """The runs of a grid file, with some settings replaced in all of them.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -85,7 +86,10 @@ class Mirror:
 
     def _copy_now_and_then(self) -> None:
         while not self.stop.wait(self.seconds):
-            self.copy()
+            try:
+                self.copy()
+            except Exception as error:  # each kind of storage has its own; a run does not end by a moment without network
+                print(f"{self.place}: not stored, tried again in {self.seconds:g} s: {error}", file=sys.stderr)
 
     def copy(self) -> None:
         """Send what has changed since it was sent."""

@@ -16,7 +16,7 @@ from unimetric.errors import UnimetricError, closest
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
-def tune(path: str | Path, out: str | Path, *, trials: int = 20, seed: int = 0, **overrides: Any) -> tuple[float, dict[str, Any]]:
+def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 0, **overrides: Any) -> tuple[float, dict[str, Any]]:
     """Try settings, the better ones' neighbourhood more and more often (Optuna's TPE sampler), and write the best to `OUT/best.toml`.
 
     The value of a trial is the run's first metric on its validation classes. A search whose split has none is refused: test classes must
@@ -33,6 +33,8 @@ def tune(path: str | Path, out: str | Path, *, trials: int = 20, seed: int = 0, 
     Returns:
         the best value, with a minus where lower is better, and what it was found at.
     """
+    from unimetric.engine.checkpoint import write_text
+
     optuna = _optuna()
     settings, ranges = read_search(path)
     settings |= overrides
@@ -58,7 +60,7 @@ def tune(path: str | Path, out: str | Path, *, trials: int = 20, seed: int = 0, 
     if not [trial for trial in search.trials if trial.state == optuna.trial.TrialState.COMPLETE]:
         raise UnimetricError(f"{path}: every trial failed", f"see {place / 'logs'}")
     best = from_settings(filled(settings, search.best_params), str(path))
-    (place / "best.toml").write_text(best.dump(), encoding="utf-8")
+    write_text(place / "best.toml", best.dump())
     return search.best_value, search.best_params
 
 
@@ -83,11 +85,21 @@ def read_search(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, A
         known = ranges if name in wanted else wanted
         raise UnimetricError(f"{path}: `{name}` is in {'the settings' if name in wanted else '[search]'} only", closest(name, known))
     for name, limits in ranges.items():
-        if not isinstance(limits, dict) or not (
-            {"low", "high"} <= set(limits) <= {"low", "high", "log", "whole"} or set(limits) == {"choices"}
-        ):
+        if not _is_range(limits):
             raise UnimetricError(f"{path}: the range of `{name}` cannot be read", "write `{low = 0.1, high = 1.0}` or `{choices = [1, 2]}`")
     return settings, ranges
+
+
+def _is_range(limits: Any) -> bool:
+    if not isinstance(limits, dict):
+        return False
+    if set(limits) == {"choices"}:
+        return isinstance(limits["choices"], list) and len(limits["choices"]) > 0
+    if not {"low", "high"} <= set(limits) <= {"low", "high", "log", "whole"}:
+        return False
+    low, high = limits["low"], limits["high"]
+    kinds = (int,) if limits.get("whole") else (int, float)
+    return type(low) in kinds and type(high) in kinds and low <= high and (low > 0 or not limits.get("log"))
 
 
 def corners(path: str | Path) -> list[Run]:

@@ -168,7 +168,7 @@ def draw_episodes(
         if found or draw == "published":
             if not found:
                 raise UnimetricError(f"`split = {config.split!r}` has no published episodes of {shots} shots", "use draw='random'")
-            return found
+            return [support[np.isin(support, test)] for support in found]  # without pictures that cannot be read
     labels, counts = np.unique(table.labels[test], return_counts=True)
     if shots < 2 or counts.min() <= shots + 1:
         raise UnimetricError(

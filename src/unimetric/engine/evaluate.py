@@ -28,8 +28,8 @@ from unimetric.spec import bind, create, find, parse
 from unimetric.table import Split, Table
 
 
-def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
-    """Device, precision and strategy as the settings name them."""
+def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False) -> Fabric:
+    """Device, precision and strategy as the settings name them; only training uses `several` devices, measuring takes one of them."""
     accelerator, _, devices = config.device.partition(":")
     cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     if accelerator in ("cuda", "gpu") and not cuda:
@@ -38,11 +38,12 @@ def open_fabric(config: RunConfig, *, loggers: Any = None) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     try:
+        count = int(devices) if devices else 1
         return Fabric(
             accelerator="cuda" if cuda else ("cpu" if accelerator == "auto" else accelerator),
-            devices=int(devices) if devices else 1,
+            devices=count if several else 1,
             precision=precision,  # type: ignore[arg-type]
-            strategy=config.strategy,
+            strategy=config.strategy if several else "auto",
             loggers=loggers,
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:

@@ -25,6 +25,10 @@ except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+#: What lies in a folder before its settings do: a run that was killed in that moment begins anew.
+_BEGUN = (".lock", ".config.toml.")
+
+
 def refuse_other(config: RunConfig, folder: Path) -> None:
     """See that a folder is free, or this run's own."""
     if (folder / "config.toml").exists():
@@ -35,7 +39,7 @@ def refuse_other(config: RunConfig, folder: Path) -> None:
             raise UnimetricError(
                 f"{folder}: holds another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
             )
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir())):
         raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
 
 
@@ -57,8 +61,8 @@ def claim(config: RunConfig, folder: Path) -> Iterator[None]:
         "run_id": config.run_id,
     }
     with _alone(folder):
+        write_text(folder / "config.toml", config.dump())  # first: by it the folder is known to be a run's, whenever the power goes
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
-        write_text(folder / "config.toml", config.dump())
         yield
 
 
@@ -147,13 +151,20 @@ class Log:
         self.path, self.fabric = folder / "metrics.jsonl", fabric
         if fabric.global_rank == 0:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
-            write_text(self.path, "".join(f"{line}\n" for line in lines if _epoch(line) <= upto))
+            kept = [line for line in lines if _epoch(line) <= upto]
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
+            if any(isinstance(logger, CSVLogger) for logger in fabric.loggers):  # it begins its file anew
+                for line in kept:
+                    self._tell(json.loads(line))
 
     def write(self, line: dict[str, Any]) -> None:
         """Add a line."""
         if self.fabric.global_rank == 0:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+        self._tell(line)
+
+    def _tell(self, line: dict[str, Any]) -> None:
         self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
 
 
@@ -178,6 +189,17 @@ class Signals:
             except ValueError:  # not the main thread: whoever owns it handles signals
                 break
         return self
+
+    def agreed(self, fabric: Any, step: int = 0) -> bool:
+        """Whether any rank was asked. One alone knows; several ask each other now and then, since this waits for the device.
+
+        Args:
+            fabric: of the run.
+            step: they ask in one of fifty; the same one everywhere, or the first to stop would wait for the others for ever.
+        """
+        if fabric.world_size == 1:
+            return self.asked
+        return step % 50 == 0 and fabric.all_reduce(torch.tensor(float(self.asked), device=fabric.device), reduce_op="sum").item() > 0
 
     def _ask(self, number: int, frame: object) -> None:
         self.asked = True

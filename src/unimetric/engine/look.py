@@ -88,6 +88,6 @@ def _thumbnail(path: str, side: int) -> bytes:
 
 def look_where_missing(folders: list[Path]) -> None:
     """Look at every finished run in these folders, or one level below, that has no `gallery.npz` yet."""
-    for folder in [each for top in folders for each in (top, *sorted(top.iterdir()))]:
+    for folder in [each for top in folders for each in (top, *(sorted(top.iterdir()) if top.is_dir() else ()))]:
         if (folder / "done").is_file() and (folder / "model.safetensors").is_file() and not (folder / "gallery.npz").exists():
             look(folder)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +87,10 @@ def _free(where: torch.device) -> int:
     """Bytes that pictures may take: half of what is free, since the rest is for the training."""
     if where.type == "cuda":
         return torch.cuda.mem_get_info(where)[0] // 2
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS knows the whole memory only, not what is free of it
+        with suppress(ValueError, AttributeError):  # Windows knows neither
+            return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") // 2
+    return 2**31
 
 
 class Resident:
@@ -198,7 +203,9 @@ class Streamed:
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_stack,
+            worker_init_fn=_deaf,
             pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # a loader draws when it starts, and a run that goes on starts one more: not from the model's dice
         )
         for images in loader:
             if isinstance(images, UnimetricError):
@@ -216,6 +223,12 @@ def _whole(flat: Tensor) -> Tensor:
     padded = torch.zeros(len(flat) // 3, 4, dtype=torch.uint8, device=flat.device)
     padded[:, :3] = flat.view(-1, 3)
     return padded.view(torch.int32).view(-1)
+
+
+def _deaf(worker: int) -> None:
+    """A signal to all processes of a run is the run's to answer, which saves itself first: a worker that died of it would end the run."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:

@@ -59,10 +59,17 @@ def shift_report(
     points: Points = {}
     for folder, config in configs.items():
         file, number = _place(config, folder)
-        far |= _distance(splits or file, number)
+        distance = _distance(splits or file, number)
+        if far.setdefault(number, distance) != distance:
+            raise UnimetricError(
+                f"{folder}: its split {number} lies at a distance of {distance:.4g}, that of a run before it at {far[number]:.4g}",
+                "compare the runs of one file of splits at a time",
+            )
         numbers = _scores(folder, metrics)
         if structure:
             found = evaluate(folder, metrics=list(structure), part="train", **overrides)
+            if several := [text for text in structure if text not in found]:
+                raise UnimetricError(f"`--structure {several[0]}` gives several numbers", "name metrics that give one, such as `pi_ratio`")
             numbers |= {f"structure/{text}": found[text] for text in structure}
         points.setdefault(labels[folder], {}).setdefault(number, []).append(numbers)
     features = [Path(target) for target in targets if str(target).endswith(".npz")]
@@ -100,11 +107,11 @@ def _place(config: RunConfig, folder: Path) -> tuple[str, str]:
     return place
 
 
-def _distance(file: str, number: str) -> dict[str, float]:
+def _distance(file: str, number: str) -> float:
     known = distances(file)
     if number not in known:
         raise UnimetricError(f"{file} has no split `{number}`", closest(number, known))
-    return {number: known[number]}
+    return known[number]
 
 
 def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from unimetric.engine.model import Model, build_model, build_objective, build_op
 from unimetric.engine.pictures import Look, Resident, Streamed, open_pictures
 from unimetric.geometry import seed_dice
 from unimetric.metrics import measure
+from unimetric.samplers import share
 from unimetric.spec import bind, create
 from unimetric.table import Split, Table
 from unimetric.transforms import Recipe
@@ -84,6 +85,11 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+    share(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
+    recipe = create("transforms", config.transform)
+    schedule, arguments = bind("schedules", config.schedule)
+    schedule(0.0, config.epochs, **arguments)  # what it refuses, it refuses now
+    build_optimizer(config, bare, objective)  # and so does this
 
     kept, skipped = [], []
     for rows in (split.train, split.validation, split.test):
@@ -104,14 +110,12 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     bare, objective = bare.to(fabric.device), objective.to(fabric.device)
     optimizer = build_optimizer(config, bare, objective)
     model, wrapped = fabric.setup(_compiled(bare, config), optimizer)
-    schedule, arguments = bind("schedules", config.schedule)
-    schedule(0.0, config.epochs, **arguments)  # what it refuses, it refuses now
     return Stage(
         table=table,
         split=split,
         labels=labels,
         skipped=skipped,
-        recipe=create("transforms", config.transform),
+        recipe=recipe,
         pictures=open_pictures(
             table,
             device=fabric.device,
@@ -163,7 +167,7 @@ def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, d
 def measured(stage: Stage, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
     """Every metric on the validation classes, if there are any, and on the test classes."""
     found: dict[str, float] = {}
-    loss = getattr(stage.objective, "loss", None)
+    loss = next((part for part in stage.objective.modules() if hasattr(part, "placed")), None)  # in whichever branch
     for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
         if len(rows):
             space = space_of(look_at(stage, rows, config, fabric, display), stage.table, rows, loss=loss)

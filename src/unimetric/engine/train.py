@@ -42,7 +42,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     refuse_other(config, folder)
     if (folder / "done").exists():
         return read_done(folder)
-    fabric = open_fabric(config, loggers=open_logger(config, folder))
+    fabric = open_fabric(config, loggers=open_logger(config, folder), several=True)
     fabric.launch()
     torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static: the fastest algorithm is searched for once
     chief = fabric.global_rank == 0
@@ -145,7 +145,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                     best = progress["best"]
                     note = f"loss {mean:.4f}  {speed:,.0f} pictures/s" + (f"  best {best['value']:.4f}" if best else "")
                     display.step("training", epoch * steps + step + 1, config.epochs * steps, note)
-                if signals.asked and step + 1 < steps:
+                if step + 1 < steps and signals.agreed(fabric, step + 1):
                     keep(epoch, step + 1, finite(total.item(), epoch, step, folder))
                     raise Interrupted(f"saved in epoch {epoch + 1} after step {step + 1}; run the same command to go on")
 
@@ -171,9 +171,10 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             log.write(line)
             display.line(described(line, config.epochs))
             progress["step"], progress["loss"] = 0, 0.0
-            if last or (epoch + 1) % config.checkpoint_every == 0 or signals.asked:
+            stop = signals.agreed(fabric)
+            if last or (epoch + 1) % config.checkpoint_every == 0 or stop:
                 keep(epoch + 1, 0, 0.0)
-            if signals.asked and not last:
+            if stop and not last:
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to go on")
         for logger in fabric.loggers:
             logger.finalize("success")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unimetric.config import load
+from unimetric.config import check_part, load
 from unimetric.engine.evaluate import evaluate
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
@@ -34,9 +34,10 @@ def transfer(
     """
     if not runs or not datasets:
         raise UnimetricError("nothing to transfer", "name run folders, and datasets with `--to`")
+    for dataset in datasets:
+        check_part("datasets", dataset, "transfer", "--to")
     rows = []
-    for run in runs:
-        trained_on = load(Path(run) / "config.toml").dataset
+    for run, trained_on in [(run, load(Path(run) / "config.toml").dataset) for run in runs]:  # all of them, before the first picture
         for dataset in datasets:
             numbers = evaluate(run, metrics=list(metrics), progress=progress, **({"split": "standard"} | overrides | {"dataset": dataset}))
             rows.append({"run": str(run), "trained_on": trained_on, "tested_on": dataset, **numbers})

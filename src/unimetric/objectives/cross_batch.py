@@ -31,6 +31,7 @@ class CrossBatch(nn.Module):
         memory_only: leave the batch's own term out.
         num_classes: training classes.
         dim: embedding dimension.
+        batch_size: pictures a step, which the memory must hold; a run gives it.
     """
 
     embeddings: Tensor
@@ -48,8 +49,10 @@ class CrossBatch(nn.Module):
         memory_only: bool = False,
         num_classes: int,
         dim: int,
+        batch_size: int = 1,
     ) -> None:
         super().__init__()
+        _check_room(size, batch_size)
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         if getattr(self.loss, "family", "") == "proxy":
             raise UnimetricError(
@@ -77,11 +80,7 @@ class CrossBatch(nn.Module):
     def _enqueue(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"]) -> tuple[Memory, Tensor]:
         """Put the batch into the ring; what is there now, and whether the memory is in use."""
         batch = len(labels)
-        if batch > self.size:
-            raise UnimetricError(
-                f"a batch of {batch} does not fit into a memory of {self.size}",
-                f"write `cross_batch(size={batch})` or more, or lower `batch_size`",
-            )
+        _check_room(self.size, batch)
         steps, place, filled = self.state.clone()
         started = steps >= self.start
         slots = torch.arange(self.size, device=labels.device)
@@ -95,3 +94,10 @@ class CrossBatch(nn.Module):
         valid = slots < filled
         # A copy of the ring: the next step writes into it, perhaps before this one's backward pass has read it.
         return Memory(self.embeddings.clone(), self.labels.clone(), valid, own), started
+
+
+def _check_room(size: int, batch: int) -> None:
+    if batch > size:
+        raise UnimetricError(
+            f"a batch of {batch} does not fit into a memory of {size}", f"write `cross_batch(size={batch})` or more, or lower `batch_size`"
+        )

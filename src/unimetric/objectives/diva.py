@@ -83,6 +83,8 @@ class Diva(nn.Module):
             raise UnimetricError(
                 f"the objective `diva` needs a head with four equal branches, not {len(branches)}", 'write `head = "diva(dim=128)"`'
             )
+        if queue < 1:
+            raise UnimetricError(f"`queue` of the objective `diva` must be at least 1, not {queue}", "write `diva(queue=30)`")
         dim = branches[0]
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.shared_loss = create("losses", auxiliary, num_classes=num_classes, dim=dim)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.errors import UnimetricError
 from unimetric.geometry import cosines, full
 from unimetric.objectives import Output
 from unimetric.spec import create
@@ -59,6 +60,8 @@ class S2SD(nn.Module):
         features: int,
     ) -> None:
         super().__init__()
+        if not dims:
+            raise UnimetricError("the objective `s2sd` has no target branch", "write `s2sd(dims=(1024,))`, one dimension at least")
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.losses = nn.ModuleList(create("losses", loss, miner=miner, num_classes=num_classes, dim=width) for width in dims)
         self.targets = nn.ModuleList(nn.Sequential(nn.Linear(features, t), nn.ReLU(), nn.Linear(t, t)) for t in dims)

@@ -56,6 +56,9 @@ class UniformPrior(nn.Module):
         features: int,
     ) -> None:
         super().__init__()
+        for key, value in (("every", every), ("chunk", chunk)):
+            if value < 1:
+                raise UnimetricError(f"`{key}` of the objective `uniform_prior` must be at least 1, not {value}", f"leave `{key}` out")
         width = dim if on_embedding else features
         self.chunk = min(chunk, width)
         if width % self.chunk:

@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from unimetric.config import NO_RESULT
+from unimetric.config import NO_RESULT, RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
 from unimetric.shift.ags import ags
@@ -76,7 +76,9 @@ def methods(records: list[Record]) -> list[Method]:
 
 
 def _essence(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in record.settings.items() if key != "seed" and key not in _CARRIED_OUT}
+    # A run of before a setting was there had what is its default now.
+    settings = {key: value for key, value in asdict(RunConfig()).items() if key not in record.settings} | record.settings
+    return {key: value for key, value in settings.items() if key != "seed" and key not in _CARRIED_OUT}
 
 
 def measured(found: list[Method]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def report(places: list[Path], out: str | Path, *, galleries: int = 24, own_epoc
         folders that were left out, and why.
     """
     out = Path(out)
+    if out.suffix in _TABLES:
+        raise UnimetricError(f"{out}: a table goes there, beside the page", f"write `--out {out.with_suffix('.html')}`")
     records, left_out = read_runs(places)
     if not records:
         named = "; ".join(f"{folder}: {reason}" for folder, reason in left_out[:3]) or "they are empty"
@@ -35,12 +38,25 @@ def report(places: list[Path], out: str | Path, *, galleries: int = 24, own_epoc
     tables = results(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(found, tables, left_out, most=galleries, own_epochs=own_epochs), encoding="utf-8")
-        for ending, text in ((".md", as_markdown(tables)), (".csv", as_csv(tables)), (".tex", as_latex(tables))):
-            out.with_suffix(ending).write_text(text, encoding="utf-8")
+        _write(out, page(found, tables, left_out, most=galleries, own_epochs=own_epochs))
+        for ending, written in _TABLES.items():
+            _write(out.with_suffix(ending), written(tables))
     except OSError as error:
         raise UnimetricError(f"{out}: cannot be written: {error.strerror}", "choose another --out") from None
     return left_out
+
+
+_TABLES = {".md": as_markdown, ".csv": as_csv, ".tex": as_latex}
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: what was there before stays where there is no room."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int, own_epochs: bool = False) -> str:
