@@ -24,7 +24,7 @@ def tokens(features: int = CHANNELS) -> torch.Tensor:
     return torch.randn(BATCH, 1 + POSITIONS, features, dtype=torch.float64, requires_grad=True)
 
 
-def literal(x, prototypes, first, first_bias, second=None, second_bias=None, divide=1.0):
+def literal(x, prototypes, first, first_bias, second=None, second_bias=None, divide=1.0, activated=True):
     """Equations 1 and 2, one picture, one prototype and one position after the other."""
     first, first_bias = (each.expand(len(prototypes), -1, -1) for each in (first, first_bias))  # where one network serves all
     second = second if second is None else second.expand(len(prototypes), -1, -1)
@@ -36,7 +36,8 @@ def literal(x, prototypes, first, first_bias, second=None, second_bias=None, div
             for position in picture:
                 weight = torch.log(1 + torch.exp(torch.dot(position, prototype)))
                 residual = residual + weight * (position - prototype)
-            code = torch.nn.functional.gelu(residual / divide @ first[k] + first_bias[k, 0])
+            code = residual / divide @ first[k] + first_bias[k, 0]
+            code = torch.nn.functional.gelu(code) if activated else code
             total = total + (code if second is None else code @ second[k] + second_bias)
         rows.append(total / len(prototypes))
     return torch.stack(rows)
@@ -48,7 +49,7 @@ def literal_branches(head, given, divide=1.0):
     own = (x, coder.prototypes, coder.layers.weight, coder.layers.bias)
     first = literal(*own, low.weight, low.bias, divide=divide)
     if head.shared:
-        return first, literal(*own, divide=divide)
+        return first, literal(*own, divide=divide, activated=head.activated)
     other, high = head.high_coder, head.high
     return first, literal(x, other.prototypes, other.layers.weight, other.layers.bias, high.weight, high.bias, divide=divide)
 
@@ -57,6 +58,7 @@ def literal_branches(head, given, divide=1.0):
     "options",
     [
         "",
+        "activated=True",
         "shared=False",
         "normalise_positions=True",
         "reduce=2",
@@ -83,6 +85,18 @@ def test_equals_a_loop_over_prototypes_and_positions(options: str) -> None:
     torch.testing.assert_close(head(given), got[0])
     assert head.dim == 3
     assert head.dims == (3, 6) == tuple(branch.shape[1] for branch in got)
+
+
+@pytest.mark.parametrize(("options", "alike"), [("", False), ("shared=False", False), ("activated=True", True)])
+def test_pictures_are_not_all_alike_to_begin_with(options: str, alike: bool) -> None:
+    """After the GELU the mean of many networks hardly depends on the picture, and the other branch would be pulled after it."""
+    torch.manual_seed(0)
+    head = create("heads", f"crt(dim=16, hidden=256, prototypes=64, {options})", features=64)
+    given = torch.randn(12, 1, 64) + torch.randn(12, 1 + 49, 64)  # what all positions of a picture have in common, and what they have not
+    for number, branch in enumerate(head.branches(given)):
+        unit = torch.nn.functional.normalize(branch, dim=1)
+        others = (unit @ unit.T)[~torch.eye(12, dtype=torch.bool)]
+        assert (others.mean() > 0.95) == (alike and number == 1)
 
 
 def test_the_order_of_positions_does_not_matter() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import gelu, softplus
 
 from unimetric.errors import UnimetricError
 
@@ -24,8 +25,9 @@ class CRT(nn.Module):
     networks are batched matrix products. The mean of K biases is one bias.
 
     The paper contradicts itself about the branches, and there is no public code. By default both share all weights, as in its experiments:
-    the mean over k of the hidden layer is the second branch. `shared=False` is its section 3.3: two transforms of their own, with 49
-    prototypes for the first branch and 64 for the second.
+    the mean over k of the hidden layers is the second branch, taken before their GELU. After it (`activated=True`) the mean of 64 positive
+    layers starts out nearly the same for every picture, and the consistency pulls the first branch into that point. `shared=False` is its
+    section 3.3: two transforms of their own, with 49 prototypes for the first branch and 64 for the second.
 
     Mind the size: K x L x 1024 weights are 34 million for L = 512 and 134 million for the 2048 channels of a ResNet-50, most of what the
     optimiser has to carry. `reduce=512` puts one linear layer before the prototypes.
@@ -36,6 +38,7 @@ class CRT(nn.Module):
         prototypes: how many prototypes; those of the second branch where the branches share nothing.
         low_prototypes: how many the first branch has where the branches share nothing.
         shared: one set of prototypes and networks for both branches.
+        activated: where they share, take the second branch after the GELU.
         reduce: channels after a linear layer before the prototypes; 0 for none, as in the paper.
         separate: a network Gamma_k for each prototype; false for one that all of them share: the ablation of table 7.
         normalise_positions: divide r_k by N, so that it does not grow with the picture; not in the paper.
@@ -52,6 +55,7 @@ class CRT(nn.Module):
         prototypes: int = 64,
         low_prototypes: int = 49,
         shared: bool = True,
+        activated: bool = False,
         reduce: int = 0,
         separate: bool = True,
         normalise_positions: bool = False,
@@ -65,7 +69,7 @@ class CRT(nn.Module):
         if min(prototypes, low_prototypes) < 1:
             raise UnimetricError("the head `crt` needs at least one prototype", "write `crt(prototypes=64)`, as the paper has it")
         self.dim, self.dims, self.shared, self.coded = dim, (dim, hidden), shared, coded
-        self.normalise_positions = normalise_positions
+        self.activated, self.normalise_positions = activated, normalise_positions
         self.low: nn.Module
         self.high: nn.Module
         if not coded:
@@ -95,10 +99,11 @@ class CRT(nn.Module):
             return self.low(tokens[:, 0]), self.high(tokens[:, 0])
         positions = self._positions(tokens)
         scale = 1 / positions.shape[1] if self.normalise_positions else 1.0
-        coded = self.coder(positions, scale)
+        hidden = self.coder(positions, scale)
+        coded = gelu(hidden)
         if self.shared:
-            return self.low(coded), coded.mean(0)
-        return self.low(coded), self.high(self.high_coder(positions, scale))
+            return self.low(coded), (coded if self.activated else hidden).mean(0)
+        return self.low(coded), self.high(gelu(self.high_coder(positions, scale)))
 
     def join(self, branches: tuple[Tensor, ...]) -> Float[Tensor, "B D"]:
         """The embedding is the first branch."""
@@ -119,7 +124,7 @@ class CRT(nn.Module):
 
 
 class _Coder(nn.Module):
-    """Prototypes, the residuals from them, and the first layer of each one's network: (B, N, L) -> (K, B, H)."""
+    """Prototypes, the residuals from them, and the first layer of each one's network, before its GELU: (B, N, L) -> (K, B, H)."""
 
     def __init__(self, count: int, channels: int, hidden: int, init: str, separate: bool) -> None:
         super().__init__()
@@ -131,13 +136,13 @@ class _Coder(nn.Module):
         self.layers = _Layers(self.networks, channels, hidden, together=False)
 
     def weights(self, positions: Float[Tensor, "B N L"]) -> Float[Tensor, "B N K"]:
-        return nn.functional.softplus(positions @ self.prototypes.T)
+        return softplus(positions @ self.prototypes.T)
 
     def forward(self, positions: Float[Tensor, "B N L"], scale: float) -> Float[Tensor, "K B H"]:
         weights = self.weights(positions) if scale == 1 else self.weights(positions) * scale
         projected = weights.transpose(1, 2) @ positions  # (B, K, L)
         residuals = torch.addcmul(projected, weights.sum(1)[..., None], self.prototypes, value=-1)
-        return nn.functional.gelu(self.layers(residuals.transpose(0, 1)))
+        return self.layers(residuals.transpose(0, 1))
 
 
 class _Layers(nn.Module):
