@@ -159,10 +159,13 @@ _LITERALS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 def _check_type(text: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
     """Catch `margin(beta="1.2")` here, rather than as a puzzle inside torch. Only plain annotations are judged."""
     allowed = str(parameter.annotation).replace(" ", "").split("|")
-    if not all(word == "None" or set(_items(word)) <= _LITERALS.keys() for word in allowed):
+    # Lists of names are left to the part, which knows what can be in them.
+    if not all(word == "None" or word in _LITERALS or set(_items(word)) <= {"int", "float"} for word in allowed):
         return
     if not any(_fits(word, value) for word in allowed):
-        raise UnimetricError(f"`{key}` in `{text}` must be {' or '.join(allowed)}, not {value!r}", f"the default is {parameter.default!r}")
+        given = parameter.default is not inspect.Parameter.empty
+        hint = f"the default is {parameter.default!r}" if given else f"write it as {' or '.join(allowed)}"
+        raise UnimetricError(f"`{key}` in `{text}` must be {' or '.join(allowed)}, not {value!r}", hint)
 
 
 def _items(word: str) -> list[str]:
