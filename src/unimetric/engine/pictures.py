@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,11 +203,13 @@ class Streamed:
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_stack,
-            worker_init_fn=_deaf,
+            worker_init_fn=_apart,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # a loader draws when it starts, and a run that goes on starts one more: not from the model's dice
         )
-        for images in loader:
+        with _held_back():
+            arriving = iter(loader)  # its workers start here
+        for images in arriving:
             if isinstance(images, UnimetricError):
                 raise images
             rows, look = asked.pop(0)
@@ -225,10 +227,32 @@ def _whole(flat: Tensor) -> Tensor:
     return padded.view(torch.int32).view(-1)
 
 
-def _deaf(worker: int) -> None:
-    """A signal to all processes of a run is the run's to answer, which saves itself first: a worker that died of it would end the run."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+#: What a scheduler, or a keyboard, sends to all processes of a run.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Workers that start in here do not hear a signal before they are `_apart`; the run hears it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _apart(worker: int) -> None:
+    """In a group of its own: a signal to all is the run's to answer, which saves itself first and would end if a worker died of it."""
+    if not hasattr(os, "setpgid"):  # Windows
+        return
+    os.setpgid(0, 0)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # and forget what was held back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the loader ends it
 
 
 def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
