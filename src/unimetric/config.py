@@ -170,17 +170,28 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     settings: dict[str, Any] = {}
     place = str(path) if path else "settings"
     if path is not None:
-        try:
-            settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-        except FileNotFoundError:
-            raise UnimetricError(f"{path}: no such file", "see `configs/` for runs to start from") from None
-        except IsADirectoryError:
-            raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
-        except OSError as error:
-            raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "see `configs/` for runs to start from") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UnimetricError(f"{path}: not TOML: {error}", 'write `key = "text"` or `key = 1`, one to a line') from None
+        settings = read_toml(path, examples="`configs/` for runs", like='`key = "text"` or `key = 1`')
     return from_settings(settings | overrides, place)
+
+
+def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
+    """A TOML file as it is written.
+
+    Args:
+        path: the file.
+        examples: where there are some to start from, and of what, for the hint where there is no such file.
+        like: how a line is written, for the hint where it is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UnimetricError(f"{path}: no such file", f"see {examples} to start from") from None
+    except IsADirectoryError:
+        raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", f"see {examples} to start from") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UnimetricError(f"{path}: not TOML: {error}", f"write {like}, one to a line") from None
 
 
 def override(word: str) -> tuple[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unimetric.config import RunConfig, from_settings
+from unimetric.config import RunConfig, from_settings, read_toml
 from unimetric.errors import UnimetricError
 
 
@@ -27,17 +26,8 @@ class Run:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """A TOML file as it is written."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UnimetricError(f"{path}: no such file", "see `configs/grids/` for studies to start from") from None
-    except IsADirectoryError:
-        raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
-    except OSError as error:
-        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "see `configs/grids/` for studies to start from") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UnimetricError(f"{path}: not TOML: {error}", 'write `key = "text"` or `key = [1, 2]`, one to a line') from None
+    """A grid or a search as it is written, with its lists and ranges."""
+    return read_toml(path, examples="`configs/grids/` for studies", like='`key = "text"` or `key = [1, 2]`')
 
 
 def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:

@@ -85,11 +85,12 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-    share(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
     recipe = create("transforms", config.transform)
     schedule, arguments = bind("schedules", config.schedule)
-    schedule(0.0, config.epochs, **arguments)  # what it refuses, it refuses now
-    build_optimizer(config, bare, objective)  # and so does this
+    # What these refuse, they refuse now; what they give is made again when all is on the device.
+    share(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
+    schedule(0.0, config.epochs, **arguments)
+    build_optimizer(config, bare, objective)
 
     kept, skipped = [], []
     for rows in (split.train, split.validation, split.test):

@@ -77,7 +77,7 @@ def methods(records: list[Record]) -> list[Method]:
 
 def _essence(record: Record) -> dict[str, Any]:
     # A run of before a setting was there had what is its default now.
-    settings = {key: value for key, value in asdict(RunConfig()).items() if key not in record.settings} | record.settings
+    settings = asdict(RunConfig()) | record.settings
     return {key: value for key, value in settings.items() if key != "seed" and key not in _CARRIED_OUT}
 
 
