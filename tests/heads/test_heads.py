@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from unimetric.errors import UnimetricError
 from unimetric.spec import create
 
 
@@ -12,6 +14,16 @@ def test_linear_is_one_layer_on_the_summary() -> None:
     tokens = torch.randn(4, 6, 5)
     torch.testing.assert_close(head(tokens), tokens[:, 0] @ head.layer.weight.T + head.layer.bias)
     assert head.dim == 3
+
+
+def test_linear_on_the_mean_of_the_positions() -> None:
+    head = create("heads", "linear(dim=3, pool='mean')", features=5)
+    tokens = torch.randn(4, 6, 5)
+    torch.testing.assert_close(head(tokens), tokens[:, 1:].mean(1) @ head.layer.weight.T + head.layer.bias)
+    with pytest.raises(UnimetricError, match="summary alone"):
+        head(tokens[:, :1])
+    with pytest.raises(UnimetricError, match="cannot be 'max'"):
+        create("heads", "linear(pool='max')", features=5)
 
 
 def test_an_orthogonal_start() -> None:
