@@ -274,6 +274,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
 
     def ours(z: torch.Tensor, y: torch.Tensor) -> None:
         z.grad = None
+        loss.zero_grad()  # as a step of training does: what a CUDA graph gave must not be added to what it gives next
         minimise(z, y).backward()
 
     steps = [("ours", ours)]
@@ -288,6 +289,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
 
         def theirs(z: torch.Tensor, y: torch.Tensor) -> None:
             z.grad = None
+            their_loss.zero_grad()
             their_loss(z, y, their_miner(z, y) if their_miner else None).backward()
 
         steps.append(("theirs", theirs))
