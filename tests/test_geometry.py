@@ -87,7 +87,9 @@ def test_pick_is_indexing() -> None:
     torch.testing.assert_close(pick(matrix, rows, columns), matrix[rows, columns])
 
 
-def test_hinges_over_all_triplets_equal_the_triple_loop() -> None:
+@pytest.mark.parametrize("few", [0, 8], ids=["sorted", "one by one"])
+def test_hinges_over_all_triplets_equal_the_triple_loop(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.geometry._FEW", few)
     z, y = batch()
     z.requires_grad_()
     similarity, pairs = compare(z, y)

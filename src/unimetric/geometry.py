@@ -246,13 +246,26 @@ def mining(loss: Any, miner: str | nn.Module | None) -> Any:
     return built
 
 
+#: Positives of an anchor, and triplets in all (64 MiB of float32), up to which making every triplet is cheaper than a sort.
+_FEW, _BLOCK = 8, 2**24
+
+
 def triplet_hinges(
     far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], pairs: Pairs, margin: float
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
     """Sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks, how many are active, and how many there are.
 
-    Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row, and no B x R x R tensor.
+    Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row, and no B x R x R tensor. A CPU, which may
+    count without waiting, does without the sort where an anchor has a few positives only.
     """
+    every = (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
+    if far.device.type == "cpu" and not torch.compiler.is_compiling():
+        most = int(pairs.positive.sum(-1).max())
+        if most <= _FEW and most * far.numel() <= _BLOCK:
+            counted, columns = pairs.positive.to(torch.uint8).topk(most)  # (B, most): the positives come first
+            hinge = (far.gather(1, columns) + margin)[:, :, None] - near[:, None, :]  # (B, most, R)
+            violated = (hinge > 0) & pairs.negative[:, None, :] & (counted > 0)[:, :, None]
+            return torch.where(violated, hinge, 0).sum(), violated.sum(), every
     low = torch.where(pairs.negative, near, math.inf).sort(-1).values
     running = torch.nn.functional.pad(torch.where(low.isfinite(), low, 0).cumsum(-1), (1, 0))
     reach = far + margin
@@ -260,7 +273,7 @@ def triplet_hinges(
     sums = active * reach - running.gather(-1, active)
     total = masked_sum(sums, pairs.positive).sum()
     count = torch.where(pairs.positive, active, 0).sum()
-    return total, count, (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
+    return total, count, every
 
 
 # --- proxies, and the ball -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -51,24 +52,31 @@ def _lost(
     similarity: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], temperature: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B R"]]:
     """1 - AP and its gradient in one pass over (B, step, R) blocks: nothing of that size is kept for the backward pass."""
-    logits = similarity / temperature
+    # What is neither positive nor negative stands before nobody.
+    logits = torch.where(positive | negative, similarity / temperature, -math.inf)
     size = positive.sum(-1, keepdim=True)
     # To read a count makes a GPU wait, so there every column is tried as the positive. A CPU waits for nothing.
     most = max(1, int(size.max())) if logits.device.type == "cpu" else logits.shape[1]
-    sides = torch.stack([positive, negative], -1).to(logits)  # (B, R, 2)
-    counted, columns = positive.to(logits).topk(most)  # (B, most): the positives come first
+    inside = positive.to(logits)  # (B, R)
+    counted, columns = inside.topk(most)  # (B, most): the positives come first
     weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
     lost, slope = weight.sum(), torch.zeros_like(logits)
     step = max(1, BLOCK // logits.numel())
     for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
-        before = (logits[:, None, :] - logits.gather(1, column)[:, :, None]).sigmoid_()  # (B, step, R)
-        near, far = (before @ sides).unbind(-1)  # (B, step)
+        # Past the positives a column may be anything: what it gives has no weight, but must be a number.
+        own = torch.where(share > 0, logits.gather(1, column), 0)
+        before = (logits[:, None, :] - own[:, :, None]).sigmoid_()  # (B, step, R)
+        # Sums, not products of matrices: a thousand of them with three rows each would take several times as long.
+        near = (before * inside[:, None]).sum(-1)  # (B, step)
+        far = before.sum(-1) - near
         near = near + 0.5  # 1, less the G(0) of p itself
         lost = lost - (share * near / (near + far)).sum()
-        pull = torch.stack([-far, near], -1) * (share / (near + far).square())[:, :, None]  # (B, step, 2): d lost / d (near, far)
+        to_near, to_far = (share / (near + far).square() * side for side in (-far, near))  # d lost / d near and d far, (B, step)
         before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
-        slope += ((before.mT @ pull) * sides).sum(-1)
-        slope.scatter_add_(1, column, -((before @ sides) * pull).sum(-1))
+        # (B, step, R), the gradient of each difference; what falls on p itself adds up to nothing.
+        change = torch.where(positive[:, None], to_near[:, :, None], to_far[:, :, None]).mul_(before)
+        slope += change.sum(1)
+        slope.scatter_add_(1, column, -change.sum(-1))
     return lost.clamp_min(0), slope / temperature
 
 
