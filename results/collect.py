@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.config import NO_RESULT, RunConfig
-from unimetric.engine.checkpoint import write_text
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 
 #: A path that leads somewhere on one machine only, up to the quote that ends it.
 _PATH = re.compile(r"(?<![\w.)])(?:~\w*|\.\.)?/(?:[^'\"]*/)?([^'\"/]*)")

@@ -18,8 +18,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from unimetric.engine.checkpoint import write_text
 from unimetric.errors import UnimetricError, closest
+from unimetric.files import write_text
 from unimetric.shift.ags import ags
 
 HERE = Path(__file__).parent

@@ -38,6 +38,14 @@ def test_training_needs_none_of_what_a_bare_machine_lacks() -> None:
         assert not imports(path) & {"faiss", "pydantic", "plotly", "ray", "pytorch_metric_learning", "beartype"}, path
 
 
+def test_files_are_put_in_place_by_one_module_and_signals_are_named_by_one() -> None:
+    def naming(word: str) -> set[str]:
+        return {path.relative_to(SOURCE).as_posix() for path in FILES if word in path.read_text()}
+
+    assert naming("os.replace(") == {"files.py", "pack.py"}  # a pack has no name while it is written
+    assert naming("signal.SIGINT") == {"engine/signals.py"}
+
+
 @pytest.mark.parametrize("kind", ["losses", "miners"])
 def test_nothing_in_a_loss_or_miner_waits_for_the_device(kind: str) -> None:
     for path in (SOURCE / kind).glob("*.py"):

@@ -190,19 +190,9 @@ def test_a_class_without_a_readable_picture_is_no_class(refused, capsys, monkeyp
     refused(*words[:-1], str(tmp_path / "other"), says="too few classes are left")
 
 
-def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
-    """The real limit of this process: no file may grow beyond 4 KiB."""
-    import resource
-    import signal
-
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, small_disk) -> None:
+    with small_disk():
         refused("pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack"), "--encoding", "raw", says="a.pack")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize(

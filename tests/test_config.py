@@ -11,6 +11,7 @@ import pytest
 
 from unimetric.config import RunConfig, better, load, override, score
 from unimetric.errors import UnimetricError
+from unimetric.spec import find, names, signature
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -34,6 +35,13 @@ def test_the_run_id_counts_what_changes_the_result_and_nothing_else() -> None:
     assert load(clip_norm=1).run_id == load(clip_norm=1.0).run_id
 
 
+@pytest.mark.parametrize("key", ["clip_norm", "clip_value"])
+def test_float16_cannot_be_clipped(key: str) -> None:
+    load(**{key: 1.0, "precision": "bf16-mixed"})
+    with pytest.raises(UnimetricError, match=f"`{key}` cannot clip"):
+        load(**{key: 1.0, "precision": "16-mixed"})
+
+
 def test_every_mistake_says_what_to_type(tmp_path: Path) -> None:
     assert "did you mean `epochs`?" in refused(epoch=3)
     assert "must be a whole number" in refused(epochs="3")
@@ -48,6 +56,17 @@ def test_every_mistake_says_what_to_type(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("epochs = ")
     with pytest.raises(UnimetricError, match=r"bad\.toml: not TOML"):
         load(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("name", names("transforms"))
+def test_a_picture_has_a_pixel_at_least(name: str) -> None:
+    keys = {"size", "resize"} & signature(find("transforms", name)).parameters.keys()
+    assert "size" in keys
+    for key in keys:
+        for pixels in (0, -3):
+            says = refused(transform=f"{name}({key}={pixels})")
+            assert f"settings: transform: `{key}` must be at least 1 pixel, not {pixels}" in says
+            assert f"hint: write `{key}=224`" in says
 
 
 def test_what_only_describes_a_space_chooses_no_epoch() -> None:

@@ -85,7 +85,7 @@ def _beside(out: Path) -> None:
 
 def _write_json(out: Path | None, found: Any) -> None:
     if out is not None:
-        from unimetric.engine.checkpoint import write_text
+        from unimetric.files import write_text
 
         write_text(out, json.dumps(found, indent=1))
 

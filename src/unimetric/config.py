@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.spec import bind, parse
+from unimetric.spec import bind, create, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +223,11 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
             f"{place}: `chosen_by` is {config.chosen_by}, but there are {len(config.metrics)} metrics",
             "name more `metrics`, or choose by fewer",
         )
+    if config.precision == "16-mixed" and (config.clip_norm or config.clip_value):  # a fused optimiser scales the gradient back by itself
+        key = "clip_norm" if config.clip_norm else "clip_value"
+        raise UnimetricError(
+            f'{place}: `{key}` cannot clip with `precision = "16-mixed"`', 'write `precision = "bf16-mixed"`, or leave it out'
+        )
     for key, kind in PARTS.items():
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
             if text or key not in _MAY_BE_EMPTY:
@@ -249,6 +254,8 @@ def check_part(kind: str, text: str, place: str, key: str) -> None:
     """Read a part's text against its signature; what only a run can offer counts as given."""
     try:
         bind(kind, text, num_classes=1, dim=1, branches=(1,), features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
+        if kind == "transforms" and "." not in parse(text).name:  # ours give data: one is built for nothing, and judges its sizes
+            create(kind, text)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
 

@@ -334,6 +334,7 @@ def _atomic(path: Path) -> Iterator[IO[bytes]]:
 
     Where the system can (Linux), it has no name at all until then, so that not even a killed process leaves anything behind.
     """
+    # Not `files.atomic`, which hands out a name: a pack streams gigabytes through one open file, whose remains nobody would want.
     hidden = path.parent / f".{path.name}.{secrets.token_hex(6)}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import pytest
 from unimetric.bench.storage import Mirror, finished, local_copies, on_disk, pull, read, write
 from unimetric.bench.worker import work
 from unimetric.config import from_settings
+from unimetric.errors import UnimetricError
 
 
 @pytest.fixture
@@ -109,3 +110,12 @@ def test_small_files(place: str) -> None:
     assert read(place, "study.json") is None
     write(place, "study.json", b"{}")
     assert read(place, "study.json") == b"{}"
+
+
+def test_a_small_file_on_a_disk_is_the_old_one_or_the_new_one(tmp_path: Path, small_disk) -> None:
+    place = str(tmp_path / "study")
+    write(place, "study.json", b"{}")
+    with small_disk(), pytest.raises(UnimetricError, match=r"study\.json: cannot be written"):
+        write(place, "study.json", b" " * 9000)
+    assert read(place, "study.json") == b"{}"
+    assert len(list((tmp_path / "study").iterdir())) == 1

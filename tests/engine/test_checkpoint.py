@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from lightning_fabric.plugins import MixedPrecision
 from torch import nn
 
-from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
+from unimetric.engine.checkpoint import read_tensors, restore, save, write_tensors
+from unimetric.files import write_text
 
 
 def _net() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -41,3 +43,37 @@ def test_whoever_may_read_one_file_may_read_all(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", "a")
     write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {})
     assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "a.txt").stat().st_mode
+
+
+def _half() -> MixedPrecision:
+    """What Fabric makes of `16-mixed`. It offers that on no CPU, where its scaler works all the same."""
+    return MixedPrecision("16-mixed", "cpu")
+
+
+def test_the_scale_of_half_precision_comes_back(tmp_path: Path) -> None:
+    net, optimizer = _net()
+    precision = _half()
+    for factor in (float("inf"), float("inf"), 1.0):  # two steps that overflow, each halves the scale, and one that counts
+        optimizer.zero_grad()
+        precision.backward(net(torch.ones(1, 4, 6, 6)).mean() * factor, None)
+        precision.optimizer_step(optimizer)
+    assert precision.state_dict()["scale"] == 2.0**14
+    parts = {"parts": {"net": net}, "optimizers": {"optimizer": optimizer}}
+    save(tmp_path / "a.safetensors", **parts, progress={}, precision=precision)
+    other = _half()
+    restore(tmp_path / "a.safetensors", **parts, precision=other)
+    assert other.state_dict() == precision.state_dict()
+    restore(tmp_path / "a.safetensors", **parts, precision=MixedPrecision("bf16-mixed", "cpu"))  # as on a CPU: it has no use for one
+
+
+def test_a_checkpoint_without_a_scale_still_loads(tmp_path: Path) -> None:
+    net, optimizer = _net()
+    _step(net, optimizer)
+    parts = {"parts": {"net": net}, "optimizers": {"optimizer": optimizer}}
+    save(tmp_path / "other.safetensors", **parts, progress={"epoch": 1}, precision=MixedPrecision("bf16-mixed", "cpu"))
+    tensors, notes = read_tensors(tmp_path / "other.safetensors")
+    write_tensors(tmp_path / "old.safetensors", tensors, {key: value for key, value in notes.items() if key != "scale"})
+    for name in ("other", "old"):
+        precision = _half()
+        assert restore(tmp_path / f"{name}.safetensors", **parts, precision=precision) == {"epoch": 1}
+        assert precision.state_dict() == _half().state_dict()

@@ -13,10 +13,11 @@ from PIL import Image
 
 from unimetric.cli import main
 from unimetric.config import RunConfig, from_settings
-from unimetric.engine.checkpoint import write_tensors, write_text
+from unimetric.engine.checkpoint import write_tensors
 from unimetric.engine.explain import explain, heat
 from unimetric.engine.model import build_model
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 
 
 def made(config: RunConfig, folder: Path, **settings: object) -> Path:

@@ -18,14 +18,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
 from safetensors.torch import load_file
 
 from unimetric.config import RunConfig, from_settings
+from unimetric.engine.checkpoint import read_tensors
 from unimetric.engine.display import Display
 from unimetric.engine.evaluate import evaluate
 from unimetric.engine.stage import set_stage
 from unimetric.engine.train import train
-from unimetric.errors import UnimetricError
+from unimetric.errors import Interrupted, UnimetricError
 from unimetric.samplers.samples_per_class import SamplesPerClass
 
 
@@ -126,9 +129,6 @@ def test_a_run_killed_at_a_random_step_ends_as_the_unbroken_one(config: RunConfi
 @pytest.mark.parametrize("residence", ["host", "stream"])
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(config: RunConfig, tmp_path: Path, monkeypatch, residence: str) -> None:
     """The moment is chosen by the test, so that it lies inside an epoch for certain. The adapter draws from torch's own dice."""
-    from unimetric.errors import Interrupted
-    from unimetric.samplers.samples_per_class import SamplesPerClass
-
     network = {"backbone": "timm(name='test_vit', image_size=32)", "adapter": "stochastic_adapter(rank=4)"}
     config = changed(config, residence=residence, workers=0, epochs=2, **network)
     train(config, tmp_path / "unbroken", quiet=True)
@@ -145,6 +145,32 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(config: RunConf
     monkeypatch.undo()
     train(config, tmp_path / "broken", quiet=True)
     assert same(tmp_path / "unbroken", tmp_path / "broken")
+
+
+def test_a_run_in_half_precision_goes_on_with_its_scale(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fabric gives `16-mixed` to no CPU by its name, but by its plugin; the scale begins so high that the first steps are skipped."""
+
+    def half(config: RunConfig, **_: object) -> Fabric:
+        return Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**40)))
+
+    monkeypatch.setattr("unimetric.engine.train.open_fabric", half)
+    config = changed(config, epochs=6)
+    train(config, tmp_path / "unbroken", quiet=True)
+    original = SamplesPerClass.batch
+
+    def ask(self: SamplesPerClass, step: int) -> np.ndarray:
+        if self.epoch == 4 and step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, step)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(SamplesPerClass, "batch", ask)
+        train(config, tmp_path / "broken", quiet=True)
+    train(config, tmp_path / "broken", quiet=True)
+    assert same(tmp_path / "unbroken", tmp_path / "broken")
+    scales = [read_tensors(tmp_path / run / "checkpoint.safetensors")[1]["scale"] for run in ("unbroken", "broken")]
+    assert scales[0] == scales[1]
+    assert scales[0]["scale"] < 2.0**40
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(config: RunConfig, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,18 +46,13 @@ def test_a_page_is_not_written_where_a_table_goes(runs: Callable[..., Path], tmp
     assert not (tmp_path / "new").exists()
 
 
-def test_a_page_that_does_not_fit_leaves_the_one_before(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_page_that_does_not_fit_leaves_the_one_before(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys, small_disk) -> None:
     page = tmp_path / "new" / "page.html"
     page.parent.mkdir()
     page.write_text("before")
-    place, handler = str(runs(1)), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    place = str(runs(1))
+    with small_disk():
         code = run(monkeypatch, "report", place, "--out", str(page))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
     assert code == 2 and "cannot be written" in capsys.readouterr().err
     assert page.read_text() == "before" and len(list(page.parent.iterdir())) == 1
 

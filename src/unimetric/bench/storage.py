@@ -14,6 +14,8 @@ from types import TracebackType
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from unimetric.files import write_bytes
+
 _WEIGHTS = (".safetensors",)
 
 
@@ -131,7 +133,11 @@ def _held(path: Path) -> Iterator[Path | None]:
 
 
 def write(place: str, name: str, data: bytes) -> None:
-    """A small file."""
+    """A small file: on a disk atomically; an object store shows nothing before it is whole anyway."""
+    folder = on_disk(place)
+    if folder is not None:
+        write_bytes(folder / name, data)
+        return
     files, path = fsspec.core.url_to_fs(place)
     files.makedirs(path, exist_ok=True)
     files.pipe_file(f"{path}/{name}", data)

@@ -12,6 +12,7 @@ from unimetric.bench.grid import Run, expand, read_settings
 from unimetric.bench.study import study
 from unimetric.config import from_settings, load, score
 from unimetric.errors import UnimetricError, closest
+from unimetric.files import write_text
 
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -33,8 +34,6 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
     Returns:
         the best value, with a minus where lower is better, and what it was found at.
     """
-    from unimetric.engine.checkpoint import write_text
-
     optuna = _optuna()
     settings, ranges = read_search(path)
     settings |= overrides

@@ -17,11 +17,11 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 
 from unimetric.config import RunConfig, from_settings
-from unimetric.engine.checkpoint import write_text
 from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, read_table, readable, space_of
 from unimetric.engine.model import Model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
 from unimetric.metrics import measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unimetric.engine.checkpoint import atomic
+from unimetric.files import atomic
 
 
 class Canvas:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unimetric.errors import UnimetricError
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A name to write to; it takes the place of `path` when all is written, and is gone if anything fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", "free some room, or choose another --out") from None
-    finally:
-        with contextlib.suppress(OSError):  # nothing to remove where nothing could be made
-            temporary.unlink()
-
-
-def write_text(path: Path, text: str) -> None:
-    """A small file, atomically."""
-    with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+from unimetric.files import atomic
 
 
 def write_arrays(path: Path, *, compressed: bool = False, **arrays: np.ndarray) -> None:
@@ -82,7 +58,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UnimetricError(f"{path}: unreadable checkpoint: {error}", "remove the file to begin anew") from None
 
 
-def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any]) -> None:
+def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any], precision: Any | None = None) -> None:
     """Write a checkpoint.
 
     Args:
@@ -90,6 +66,7 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
         parts: whatever has a `state_dict()` of tensors: model, objective, sampler.
         optimizers: their moments go in as tensors, their groups' numbers as a note.
         progress: where the run stands; plain numbers and texts.
+        precision: Fabric's plugin; that of `16-mixed` has a state, the scale of the loss, which is plain numbers.
     """
     tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
     groups: dict[str, Any] = {}
@@ -103,16 +80,19 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
                     tensors[f"{name}/{index}/{key}"] = value
                 else:
                     numbers.setdefault(f"{name}/{index}", {})[key] = value
+    scale = precision.state_dict() if precision is not None else {}
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    write_tensors(path, tensors, {"progress": progress, "groups": groups, "numbers": numbers})
+    write_tensors(path, tensors, {"progress": progress, "groups": groups, "numbers": numbers, "scale": scale})
 
 
-def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
+def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], precision: Any | None = None) -> dict[str, Any]:
     """Read a checkpoint back into what `save` was given; returns the progress."""
     tensors, notes = read_tensors(path)
     try:
+        if precision is not None and notes.get("scale"):  # older checkpoints have none, and most precisions have nothing in it
+            precision.load_state_dict(notes["scale"])
         return _restored(tensors, notes, parts, optimizers)
     except (RuntimeError, ValueError, KeyError, IndexError) as error:  # other shapes, or other parts
         reason = (str(error) or type(error).__name__).splitlines()[-1].strip()

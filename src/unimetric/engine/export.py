@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from unimetric.config import from_settings
-from unimetric.engine.checkpoint import write_tensors, write_text
+from unimetric.engine.checkpoint import write_tensors
 from unimetric.engine.evaluate import open_run
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 from unimetric.spec import find, parse, signature
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder besides weights, and how it listens to signals."""
+"""What a run leaves in its folder besides weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import platform
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 
 from unimetric.config import NO_RESULT, RunConfig, load
-from unimetric.engine.checkpoint import write_text
 from unimetric.engine.fabric import VERSION, CSVLogger, TensorBoardLogger
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 
 try:
     import fcntl
@@ -173,38 +172,3 @@ def _epoch(line: str) -> float:
         return float(json.loads(line)["epoch"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # the line that was being written when the power went
-
-
-class Signals:
-    """While inside, SIGINT and SIGTERM only ask; a second one acts as it always does."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self.before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not the main thread: whoever owns it handles signals
-                break
-        return self
-
-    def agreed(self, fabric: Any, step: int = 0) -> bool:
-        """Whether any rank was asked. One alone knows; several ask each other now and then, since this waits for the device.
-
-        Args:
-            fabric: of the run.
-            step: they ask in one of fifty; the same one everywhere, or the first to stop would wait for the others for ever.
-        """
-        if fabric.world_size == 1:
-            return self.asked
-        return step % 50 == 0 and fabric.all_reduce(torch.tensor(float(self.asked), device=fabric.device), reduce_op="sum").item() > 0
-
-    def _ask(self, number: int, frame: object) -> None:
-        self.asked = True
-        signal.signal(number, self.before[number])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

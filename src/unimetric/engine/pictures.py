@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from unimetric.engine.augment import Draws, centre_draws, colour, crop_one, plan_of, random_draws, squares
+from unimetric.engine.signals import apart, held_back
 from unimetric.errors import UnimetricError
 from unimetric.pack import decode, located, opened
 from unimetric.table import Table
@@ -203,11 +203,11 @@ class Streamed:
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_stack,
-            worker_init_fn=_apart,
+            worker_init_fn=apart,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # a loader draws when it starts, and a run that goes on starts one more: not from the model's dice
         )
-        with _held_back():
+        with held_back():
             arriving = iter(loader)  # its workers start here
         for images in arriving:
             if isinstance(images, UnimetricError):
@@ -225,34 +225,6 @@ def _whole(flat: Tensor) -> Tensor:
     padded = torch.zeros(len(flat) // 3, 4, dtype=torch.uint8, device=flat.device)
     padded[:, :3] = flat.view(-1, 3)
     return padded.view(torch.int32).view(-1)
-
-
-#: What a scheduler, or a keyboard, sends to all processes of a run.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Workers that start in here do not hear a signal before they are `_apart`; the run hears it afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _apart(worker: int) -> None:
-    """In a group of its own: a signal to all is the run's to answer, which saves itself first and would end if a worker died of it."""
-    if not hasattr(os, "setpgid"):  # Windows
-        return
-    os.setpgid(0, 0)
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # and forget what was held back
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the loader ends it
 
 
 def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:

@@ -13,11 +13,12 @@ from jaxtyping import Float
 
 from unimetric.config import RunConfig
 from unimetric.engine.canvas import Canvas
-from unimetric.engine.checkpoint import read_arrays, write_arrays, write_text
+from unimetric.engine.checkpoint import read_arrays, write_arrays
 from unimetric.engine.evaluate import embed_all, open_fabric, readable
 from unimetric.engine.model import Model, build_model
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 from unimetric.heads.identity import Identity
 from unimetric.shift.choose import evenly, nearest
 from unimetric.shift.frechet import class_means, frechet_distance

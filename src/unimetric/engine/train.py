@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from unimetric.config import RunConfig, better, score
-from unimetric.engine.checkpoint import restore, save, write_tensors, write_text
+from unimetric.engine.checkpoint import restore, save, write_tensors
 from unimetric.engine.display import Display
 from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
-from unimetric.engine.log import Log, Signals, claim, described, finite, open_logger, read_done, refuse_other
+from unimetric.engine.log import Log, claim, described, finite, open_logger, read_done, refuse_other
 from unimetric.engine.pictures import Look
+from unimetric.engine.signals import Signals
 from unimetric.engine.stage import counted, look_at, measured, set_stage
 from unimetric.errors import Interrupted
+from unimetric.files import write_text
 from unimetric.objectives import Output
 from unimetric.samplers import share
 
@@ -46,7 +48,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     fabric.launch()
     torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static: the fastest algorithm is searched for once
     chief = fabric.global_rank == 0
-    checkpoint = folder / "checkpoint.safetensors"
+    checkpoint, precision = folder / "checkpoint.safetensors", fabric.strategy.precision
     progress: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "best": None}
 
     with Display(quiet=quiet or not chief) as display, Signals() as signals, ExitStack() as held:
@@ -62,7 +64,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             room = torch.zeros(len(stage.labels), stage.bare.dim, device=fabric.device)
             sampler.fill(room if going_on else look_at(stage, stage.split.train, config, fabric, display))
         if going_on:
-            progress = restore(checkpoint, parts=stage.parts, optimizers=stage.optimizers)
+            progress = restore(checkpoint, parts=stage.parts, optimizers=stage.optimizers, precision=precision)
             display.line(f"going on after epoch {progress['epoch']}, step {progress['step']}")
         log = Log(folder, fabric, upto=progress["epoch"] if going_on else -1)
         if not going_on:
@@ -83,7 +85,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         def keep(epoch: int, step: int, loss: float) -> None:
             progress.update(epoch=epoch, step=step, loss=loss)
             if chief:
-                save(checkpoint, parts=stage.parts, optimizers=stage.optimizers, progress=progress)
+                save(checkpoint, parts=stage.parts, optimizers=stage.optimizers, progress=progress, precision=precision)
             fabric.barrier()
 
         steps = len(sampler)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from unimetric.errors import UnimetricError
+from unimetric.files import write_text
 from unimetric.report.figures import correlation_plots, curves, galleries, shift_plots, spectra
 from unimetric.report.folders import Record, read_runs
 from unimetric.report.numbers import Method, at_own_epochs, methods
@@ -36,27 +36,13 @@ def report(places: list[Path], out: str | Path, *, galleries: int = 24, own_epoc
         raise UnimetricError(f"no finished run in {', '.join(map(str, places))} ({named})", "finish a run with `unimetric train` first")
     found = methods([at_own_epochs(record) for record in records] if own_epochs else records)
     tables = results(found)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write(out, page(found, tables, left_out, most=galleries, own_epochs=own_epochs))
-        for ending, written in _TABLES.items():
-            _write(out.with_suffix(ending), written(tables))
-    except OSError as error:
-        raise UnimetricError(f"{out}: cannot be written: {error.strerror}", "choose another --out") from None
+    write_text(out, page(found, tables, left_out, most=galleries, own_epochs=own_epochs))
+    for ending, written in _TABLES.items():
+        write_text(out.with_suffix(ending), written(tables))
     return left_out
 
 
 _TABLES = {".md": as_markdown, ".csv": as_csv, ".tex": as_latex}
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: what was there before stays where there is no room."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int, own_epochs: bool = False) -> str:

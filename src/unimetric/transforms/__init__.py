@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unimetric.errors import UnimetricError
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -32,3 +34,9 @@ class Recipe:
     grayscale: float = 0.0
     jitter: float = 0.0
     interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for key in ("size", "resize"):
+            pixels = getattr(self, key)
+            if pixels < 1:
+                raise UnimetricError(f"`{key}` must be at least 1 pixel, not {pixels}", f"write `{key}=224`, or leave it out")
