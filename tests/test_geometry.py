@@ -14,6 +14,7 @@ from unimetric.geometry import (
     distances,
     draw,
     euclidean,
+    few,
     log1p_sum_exp,
     log_sum_exp,
     masked_max,
@@ -25,6 +26,7 @@ from unimetric.geometry import (
     uniform,
     unit,
 )
+from unimetric.spec import create
 
 
 def batch(count: int = 9, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,22 +89,38 @@ def test_pick_is_indexing() -> None:
     torch.testing.assert_close(pick(matrix, rows, columns), matrix[rows, columns])
 
 
-@pytest.mark.parametrize("few", [0, 8], ids=["sorted", "one by one"])
-def test_hinges_over_all_triplets_equal_the_triple_loop(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unimetric.geometry._FEW", few)
-    z, y = batch()
-    z.requires_grad_()
+@pytest.mark.parametrize("block", [0, 2**24], ids=["sorted", "one by one"])
+@pytest.mark.parametrize("spread", [1, 3], ids=["many positives", "few"])
+def test_hinges_over_all_triplets_equal_the_triple_loop(block: int, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.geometry._BLOCK", block)
+    z = torch.randn(9 * spread, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, *range(4, 9 * spread - 5)])
     similarity, pairs = compare(z, y)
+    assert (few(similarity, pairs.positive, least=0)[0].shape[1] == 2) == (spread > 1)
     far = 2 - 2 * similarity
     total, active, every = triplet_hinges(far, far, pairs, 0.3)
-    terms = [
-        far[a, p] - far[a, n] + 0.3 for a in range(9) for p in range(9) for n in range(9) if pairs.positive[a, p] and pairs.negative[a, n]
-    ]
+    count = range(len(y))
+    terms = [far[a, p] - far[a, n] + 0.3 for a in count for p in count for n in count if pairs.positive[a, p] and pairs.negative[a, n]]
     assert math.isclose(total.item(), sum(max(term.item(), 0) for term in terms), rel_tol=1e-9)
     assert active.item() == sum(term.item() > 0 for term in terms)
     assert every.item() == len(terms)
     (gradient,) = torch.autograd.grad(total, z, retain_graph=True)
     (expected,) = torch.autograd.grad(torch.stack(terms).relu().sum(), z)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("per_class", [1, 4])
+@pytest.mark.parametrize("name", ["multi_similarity", "generalized_lifted", "circle", "nt_xent"])
+def test_few_positives_taken_together_change_nothing(name: str, per_class: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    y = torch.arange(400) // per_class
+    loss = create("losses", name)
+    taken = loss(z, y)
+    (gradient,) = torch.autograd.grad(taken, z)
+    monkeypatch.setattr(f"unimetric.losses.{name}.few", lambda values, mask: (values, mask))
+    whole = loss(z, y)
+    (expected,) = torch.autograd.grad(whole, z)
+    torch.testing.assert_close(taken, whole, rtol=1e-9, atol=0)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -109,6 +109,10 @@ def distances(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, epsilon: floa
     return square.clamp_min(0).add(epsilon).sqrt()
 
 
+#: Numbers of the largest (B, M, R) tensor that is made where it is quicker than to do without: 64 MiB of float32.
+_BLOCK = 2**24
+
+
 # --- masked reductions: an empty row gives zero, with zero gradient --------------------------------------------------
 
 
@@ -142,6 +146,26 @@ def masked_max(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float
 def masked_min(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
     """The smallest of each row's entries that count; +inf where none does."""
     return torch.where(mask, values, math.inf).amin(-1)
+
+
+def few(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, least: int = 2**17) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
+    """The entries that count, moved to the front of each row, with as many columns as any row needs; as they are where that does not pay.
+
+    Positives are few: whatever is done to them need not be done to the whole matrix. Only a CPU counts them without waiting, and a graph
+    that is captured for all batches cannot.
+
+    Args:
+        values: what they are taken from.
+        mask: which count.
+        least: numbers in the matrix from which it pays.
+    """
+    if values.device.type != "cpu" or values.numel() < least or torch.compiler.is_compiling():
+        return values, mask
+    most = max(1, int(mask.sum(-1).max()))
+    if most * 8 > mask.shape[1]:
+        return values, mask
+    kept, columns = mask.to(torch.uint8).topk(most)
+    return values.gather(1, columns), kept.bool()
 
 
 def pick(matrix: Float[Tensor, "B R"], rows: Int[Tensor, "T"], columns: Int[Tensor, "T"]) -> Float[Tensor, "T"]:
@@ -246,34 +270,26 @@ def mining(loss: Any, miner: str | nn.Module | None) -> Any:
     return built
 
 
-#: Positives of an anchor, and triplets in all (64 MiB of float32), up to which making every triplet is cheaper than a sort.
-_FEW, _BLOCK = 8, 2**24
-
-
 def triplet_hinges(
     far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], pairs: Pairs, margin: float
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
     """Sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks, how many are active, and how many there are.
 
     Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row, and no B x R x R tensor. A CPU, which may
-    count without waiting, does without the sort where an anchor has a few positives only.
+    count without waiting, does without the sort where an anchor has few positives.
     """
     every = (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
-    if far.device.type == "cpu" and not torch.compiler.is_compiling():
-        most = int(pairs.positive.sum(-1).max())
-        if most <= _FEW and most * far.numel() <= _BLOCK:
-            counted, columns = pairs.positive.to(torch.uint8).topk(most)  # (B, most): the positives come first
-            hinge = (far.gather(1, columns) + margin)[:, :, None] - near[:, None, :]  # (B, most, R)
-            violated = (hinge > 0) & pairs.negative[:, None, :] & (counted > 0)[:, :, None]
-            return torch.where(violated, hinge, 0).sum(), violated.sum(), every
+    reach, counted = few(far, pairs.positive, least=0)  # (B, M)
+    reach = reach + margin
+    if reach.shape[1] < far.shape[1] and reach.shape[1] * near.numel() <= _BLOCK:
+        hinge = reach[:, :, None] - near[:, None, :]  # (B, M, R)
+        violated = (hinge > 0) & pairs.negative[:, None, :] & counted[:, :, None]
+        return torch.where(violated, hinge, 0).sum(), violated.sum(), every
     low = torch.where(pairs.negative, near, math.inf).sort(-1).values
     running = torch.nn.functional.pad(torch.where(low.isfinite(), low, 0).cumsum(-1), (1, 0))
-    reach = far + margin
     active = torch.searchsorted(low.detach(), reach.detach().contiguous())  # how many negatives lie below
     sums = active * reach - running.gather(-1, active)
-    total = masked_sum(sums, pairs.positive).sum()
-    count = torch.where(pairs.positive, active, 0).sum()
-    return total, count, every
+    return masked_sum(sums, counted).sum(), torch.where(counted, active, 0).sum(), every
 
 
 # --- proxies, and the ball -------------------------------------------------------------------------------------------

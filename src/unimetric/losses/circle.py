@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Memory, Pairs, compare, full, log_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean, mining
 
 
 class Circle(nn.Module):
@@ -35,9 +35,9 @@ class Circle(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(full(embeddings), labels, memory)
-        fixed = similarity.detach()
-        pairs = self.miner(fixed, pairs)
-        pull = (1 + self.margin - fixed).relu() * (1 - self.margin - similarity)  # (B, R)
-        push = (fixed + self.margin).relu() * (similarity - self.margin)
-        both = log_sum_exp(self.scale * pull, pairs.positive) + log_sum_exp(self.scale * push, pairs.negative)  # (B,)
+        pairs = self.miner(similarity.detach(), pairs)
+        near, counted = few(similarity, pairs.positive)
+        pull = (1 + self.margin - near.detach()).relu() * (1 - self.margin - near)  # (B, R)
+        push = (similarity.detach() + self.margin).relu() * (similarity - self.margin)
+        both = log_sum_exp(self.scale * pull, counted) + log_sum_exp(self.scale * push, pairs.negative)  # (B,)
         return masked_mean(softplus(both), pairs.positive.any(-1) & pairs.negative.any(-1))

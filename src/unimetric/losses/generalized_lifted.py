@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, full, gram, log_sum_exp, masked_mean, match
+from unimetric.geometry import Memory, few, full, gram, log_sum_exp, masked_mean, match
 
 
 class GeneralizedLifted(nn.Module):
@@ -41,7 +41,7 @@ class GeneralizedLifted(nn.Module):
         square = lengths.square()[:, None] + reference_lengths.square() - 2 * product
         distance = square.clamp_min(0).add(1e-8).sqrt()  # (B, R); a slope of 1e4 at most where two are the same
         pairs = match(labels, memory, dim=embeddings.shape[-1])
-        pull = log_sum_exp(distance, pairs.positive)  # (B,)
+        pull = log_sum_exp(*few(distance, pairs.positive))  # (B,)
         push = log_sum_exp(self.margin - distance, pairs.negative)
         lifted = masked_mean((pull + push).relu(), pairs.positive.any(-1))
         return lifted + self.nu * lengths.mean()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, full, log1p_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, few, full, log1p_sum_exp, masked_mean, mining
 
 
 class MultiSimilarity(nn.Module):
@@ -48,7 +48,8 @@ class MultiSimilarity(nn.Module):
         similarity, pairs = compare(full(embeddings), labels, memory)  # (B, R)
         mined = self.miner(similarity.detach(), pairs)
         pairs = as_pairs(mined, pairs) if isinstance(mined, Triplets) else mined
-        pull = log1p_sum_exp(-self.alpha * (similarity - self.base), pairs.positive) / self.alpha  # (B,)
+        near, counted = few(similarity, pairs.positive)
+        pull = log1p_sum_exp(-self.alpha * (near - self.base), counted) / self.alpha  # (B,)
         push = log1p_sum_exp(self.beta * (similarity - self.base), pairs.negative) / self.beta
         kept = pairs.positive.any(-1) & pairs.negative.any(-1)
         return masked_mean(pull + push, kept) if self.kept_only else ((pull + push) * kept).mean()

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Memory, Pairs, compare, full, log_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean, mining
 
 
 class NTXent(nn.Module):
@@ -37,4 +37,5 @@ class NTXent(nn.Module):
         pairs = self.miner(similarity.detach(), pairs)
         logits = similarity / self.temperature  # (B, R)
         rivals = log_sum_exp(logits, pairs.negative)  # (B,)
-        return masked_mean(softplus(rivals[:, None] - logits), pairs.positive)
+        near, counted = few(logits, pairs.positive)
+        return masked_mean(softplus(rivals[:, None] - near), counted)
