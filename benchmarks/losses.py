@@ -83,6 +83,9 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
     ("soft_triple", ""): lambda losses, m, d, c: (losses.SoftTripleLoss(c, DIM, centers_per_class=2, la=8), None),
 }
 
+#: Those last two, which the means over equals leave out.
+UNLIKE = ("n_pair(nu=0.0)", "angular(nu=0.0)")
+
 
 def every_anchor(losses: Any, distances: Any) -> Any:
     """Their N-pair loss over every anchor and all its negatives, which is NTXentLoss of raw products, with the weight on the norm."""
@@ -171,7 +174,9 @@ def summary(rows: list[dict[str, Any]], limit: float) -> None:
     failed = sum(row.get("stopped") == "out of memory" for row in rows)
     if failed:
         print(f"the peer ran out of memory: {failed} times, not counted below")
-    for title, kept in (("all", both), ("pairs and tuples", [item for item in both if family(item[1]["loss"]) != "proxy"])):
+    equal = [item for item in both if item[1]["loss"] not in UNLIKE]
+    tuples = [item for item in equal if family(item[1]["loss"]) != "proxy"]
+    for title, kept in (("all", both), ("beside an equal", equal), ("pairs and tuples beside an equal", tuples)):
         if kept:
             ratio, slowest = min(kept, key=lambda item: item[0])
             mean = statistics.geometric_mean(ratio for ratio, _ in kept)
