@@ -92,7 +92,7 @@ def test_pick_is_indexing() -> None:
 @pytest.mark.parametrize("block", [0, 2**24], ids=["sorted", "one by one"])
 @pytest.mark.parametrize("spread", [1, 3], ids=["many positives", "few"])
 def test_hinges_over_all_triplets_equal_the_triple_loop(block: int, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unimetric.geometry._BLOCK", block)
+    monkeypatch.setattr("unimetric.geometry.BLOCK", block)
     z = torch.randn(9 * spread, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, *range(4, 9 * spread - 5)])
     similarity, pairs = compare(z, y)

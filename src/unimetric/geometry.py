@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
 
+#: Numbers in the largest (B, M, R) block that is ever made: 64 MiB of float32.
+BLOCK = 2**24
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -107,10 +110,6 @@ def distances(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, epsilon: floa
     """|a - b| of any vectors, by the expanded square: no B x R x D tensor."""
     square = a.square().sum(-1)[:, None] + b.square().sum(-1)[None, :] - 2 * a @ b.T
     return square.clamp_min(0).add(epsilon).sqrt()
-
-
-#: Numbers of the largest (B, M, R) tensor that is made where it is quicker than to do without: 64 MiB of float32.
-_BLOCK = 2**24
 
 
 # --- masked reductions: an empty row gives zero, with zero gradient --------------------------------------------------
@@ -281,7 +280,7 @@ def triplet_hinges(
     every = (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
     reach, counted = few(far, pairs.positive, least=0)  # (B, M)
     reach = reach + margin
-    if reach.shape[1] < far.shape[1] and reach.shape[1] * near.numel() <= _BLOCK:
+    if reach.shape[1] < far.shape[1] and reach.shape[1] * near.numel() <= BLOCK:
         hinge = reach[:, :, None] - near[:, None, :]  # (B, M, R)
         violated = (hinge > 0) & pairs.negative[:, None, :] & counted[:, :, None]
         return torch.where(violated, hinge, 0).sum(), violated.sum(), every

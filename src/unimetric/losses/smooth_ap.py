@@ -9,10 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, compare, full
-
-#: Numbers in one (B, step, R) block: 64 MiB of float32.
-BLOCK = 2**24
+from unimetric.geometry import BLOCK, Memory, compare, full
 
 
 class SmoothAP(nn.Module):
