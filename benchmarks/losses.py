@@ -83,7 +83,7 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
     ("soft_triple", ""): lambda losses, m, d, c: (losses.SoftTripleLoss(c, DIM, centers_per_class=2, la=8), None),
 }
 
-#: Those last two, which the means over equals leave out.
+#: Beside peers that do less, so that the means over equals leave them out.
 UNLIKE = ("n_pair(nu=0.0)", "angular(nu=0.0)")
 
 

@@ -11,6 +11,7 @@ import typer
 from typer.models import OptionInfo
 
 from unimetric.errors import FULL_DISK, Interrupted, UnimetricError, closest
+from unimetric.files import write_text
 
 app = typer.Typer(
     help="Train image embeddings, and measure them on classes, shifts and datasets never seen.",
@@ -85,8 +86,6 @@ def _beside(out: Path) -> None:
 
 def _write_json(out: Path | None, found: Any) -> None:
     if out is not None:
-        from unimetric.files import write_text
-
         write_text(out, json.dumps(found, indent=1))
 
 

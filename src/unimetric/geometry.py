@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
 
-#: Numbers in the largest (B, M, R) block that is ever made: 64 MiB of float32.
+#: Numbers in the largest (B, M, R) block that is made where there is a choice: 64 MiB of float32.
 BLOCK = 2**24
 
 

@@ -11,7 +11,7 @@ from unimetric.errors import UnimetricError
 class Linear(nn.Module):
     """The embedding layer of Roth et al. 2020: (B, 1 + N, C) -> (B, D).
 
-        g = W summary + b
+        g = W x + b,   x the backbone's summary, or the mean of its positions
 
     Args:
         dim: embedding dimension.
