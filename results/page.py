@@ -4,7 +4,8 @@
     python results/page.py --text       # the page alone
 
 In the prose, a line `{{ table: NAME }}` becomes a table, `{{ time: NAME }}` what its runs cost, `{{ cell: NAME > row > column }}` one of
-its numbers, and `{{ runs }}` a list of every run. Over several runs a number is their mean +- their standard deviation.
+its numbers, `{{ correlation: NAME > column > column }}` Pearson's of two columns over its rows, and `{{ runs }}` a list of every run. Over
+several runs a number is their mean +- their standard deviation.
 """
 
 from __future__ import annotations
@@ -80,14 +81,14 @@ class Results:
         if metric.startswith("few_shot/"):
             found = self._get(run.get("few_shot", {}), metric, table, name)
             return (found[0], found[1]) if isinstance(found, list) else (found, None)
-        line = self._line(run, column.get("epoch", "best"), table, name)
+        line = self._line(run, column, table, name)
         return float(self._get(line, metric, table, name)), None
 
-    def _line(self, run: dict[str, Any], epoch: str, table: str, name: str) -> dict[str, Any]:
-        lines = run["lines"]
+    def _line(self, run: dict[str, Any], column: dict[str, Any], table: str, name: str) -> dict[str, Any]:
+        lines, epoch = run["lines"], column.get("epoch", "best")
         if epoch in ("first", "last"):
             return lines[0 if epoch == "first" else -1]
-        key = self.table(table)["best"]
+        key = column.get("best", self.table(table)["best"])
         for line in lines:
             self._get(line, key, table, name)
         trained = [line for line in lines if line["epoch"]]  # a run that never gets above where it started has a best epoch all the same
@@ -157,18 +158,37 @@ class Results:
 
     def as_cell(self, words: str) -> str:
         """One number of a table: `table > row > column`."""
+        name, row, column = self._three("cell", words, "table > row > column")
+        found, columns = self._named(name, "rows", row), [each["head"] for each in self.table(name)["columns"]]
+        shape = self._named(name, "columns", column)
+        return found["cells"][columns.index(column)] if "cells" in found else self.cell(name, found, shape)
+
+    def as_correlation(self, words: str) -> str:
+        """Pearson's correlation of two columns over the rows of a table: `table > column > column`."""
+        name, first, second = self._three("correlation", words, "table > column > column")
+        points = self.points(name, first, second)
+        return f"{statistics.correlation([x for x, _, _ in points], [y for _, y, _ in points]):.2f} over {len(points)}"
+
+    def points(self, table: str, first: str, second: str) -> list[tuple[float, float, str]]:
+        """Two columns of each row that has runs, as they are shown, and its label."""
+        columns = [self._named(table, "columns", head) for head in (first, second)]
+        found = []
+        for row in (row for row in self.table(table)["rows"] if "cells" not in row):
+            x, y = (column.get("scale", 100) * self.mean(table, row[column.get("of", "runs")], column) for column in columns)
+            found.append((x, y, row["label"]))
+        return found
+
+    def _three(self, kind: str, words: str, form: str) -> list[str]:
         parts = [word.strip() for word in words.split(">")]
         if len(parts) != 3:
-            raise UnimetricError(f"{self.folder / 'page.md'}: cannot read `cell: {words}`", "write `{{ cell: table > row > column }}`")
-        name, row, column = parts
-        table = self.table(name)
-        rows, columns = ({each[key]: each for each in table[kind]} for kind, key in (("rows", "label"), ("columns", "head")))
-        for word, known in ((row, rows), (column, columns)):
-            if word not in known:
-                raise UnimetricError(f"{self.place}: table `{name}` has no `{word}`", closest(word, known))
-        if "cells" in rows[row]:
-            return rows[row]["cells"][list(columns).index(column)]
-        return self.cell(name, rows[row], columns[column])
+            raise UnimetricError(f"{self.folder / 'page.md'}: cannot read `{kind}: {words}`", f"write `{{{{ {kind}: {form} }}}}`")
+        return parts
+
+    def _named(self, table: str, kind: str, word: str) -> dict[str, Any]:
+        known = {each["head" if kind == "columns" else "label"]: each for each in self.table(table)[kind]}
+        if word not in known:
+            raise UnimetricError(f"{self.place}: table `{table}` has no `{word}`", closest(word, known))
+        return known[word]
 
     def as_runs(self) -> str:
         """Every run that is kept: how long it trained, and how fast."""
@@ -181,7 +201,7 @@ class Results:
 
     def fill(self, text: str) -> str:
         """The prose with its numbers."""
-        parts = {"table": self.as_markdown, "time": self.as_time, "cell": self.as_cell}
+        parts = {"table": self.as_markdown, "time": self.as_time, "cell": self.as_cell, "correlation": self.as_correlation}
 
         def put(found: re.Match[str]) -> str:
             kind, _, words = found[1].partition(":")
@@ -210,6 +230,9 @@ class Results:
                     write_splits(Path(place) / "splits.json", self.read(figure["splits"]), {})
                     (folder / f"{name}.png").write_bytes((Path(place) / "splits.png").read_bytes())
                 continue
+            if "x" in figure:
+                self._scatter(folder / f"{name}.png", figure)
+                continue
             table = self.table(figure["table"])
             column = next(column for column in table["columns"] if "ags" in column)
             where, methods = list(column["ags"].values()), {}
@@ -221,6 +244,19 @@ class Results:
                     "ags": {figure["metric"]: ags(where, scores)},
                 }
             draw_report(folder / f"{name}.png", {"methods": methods}, figure["metric"])
+
+    def _scatter(self, path: Path, figure: dict[str, Any]) -> None:
+        from unimetric.engine.canvas import Canvas
+
+        points = self.points(figure["table"], figure["x"], figure["y"])
+        wide, high = (max(values) - min(values) for values in list(zip(*points, strict=True))[:2])
+        with Canvas(path, width=8, height=5) as axes:
+            axes.margins(x=0.15)
+            for x, y, label in points:
+                axes.plot(x, y, "o", markersize=4, color="tab:blue")
+                crowded = any(0 <= y2 - y < 0.05 * high and abs(x2 - x) < 0.1 * wide and (x2, y2) != (x, y) for x2, y2, _ in points)
+                axes.annotate(label, (x, y), xytext=(4, -7 if crowded else 3), textcoords="offset points", fontsize=6)
+            axes.set(xlabel=figure["x"], ylabel=figure["y"])
 
 
 def shown(values: list[float], spread: float | None, column: dict[str, Any]) -> str:

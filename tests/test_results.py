@@ -84,6 +84,14 @@ rows = [
 """
 
 
+FIGURE = """
+[figure.f]
+table = "t"
+x     = "last"
+y     = "best"
+"""
+
+
 def test_the_committed_page_is_what_the_committed_numbers_make() -> None:
     assert page.page() == (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "run `make results`"
 
@@ -165,12 +173,34 @@ def test_cost_of_a_table(tmp_path: Path) -> None:
     assert "| b | some.json | x | 2 | 1,000 | 900 |" in found.fill("{{ runs }}")
 
 
+def test_another_metric_may_choose_the_epoch(tmp_path: Path) -> None:
+    told = [{"epoch": 1, "test/recall": 0.7, "validation/recall": 0.8}, {"epoch": 2, "test/recall": 0.6, "validation/recall": 0.9}]
+    runs = {name: {"session": "x", "lines": told} for name in "abc"}
+    found = results(tmp_path, TABLE.replace("bold = true", 'best = "validation/recall"'), runs)
+    assert found.fill("{{ cell: t > one > best }} at {{ cell: t > one > at }}") == "60.0 at 1"
+
+
+def test_correlation_of_two_columns_and_its_picture(tmp_path: Path) -> None:
+    tables = TABLE.replace('label = "printed"', 'label = "two", runs = ["c"] },\n  { label = "printed"') + FIGURE
+    found = results(tmp_path, tables, {"a": lines(0.1, 0.6, 0.5), "b": lines(0.2, 0.6, 0.6), "c": lines(0.3, 0.3, 0.7)})
+    assert [(round(x, 6), round(y, 6), label) for x, y, label in found.points("t", "last", "best")] == [
+        (0.6, 63.333333, "three"),
+        (0.5, 60.0, "one"),
+        (0.7, 70.0, "two"),
+    ]
+    assert found.fill("{{ correlation: t > last > best }}") == "0.98 over 3"
+    found.draw(tmp_path)
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
         ("{{ table: t }}", r"some\.json: no run `c`, which table `t` of tables\.toml names", "known: a, b"),
         ("{{ table: u }}", r"tables\.toml: no table `u`", "known: t"),
         ("{{ cell: t > one > bests }}", r"tables\.toml: table `t` has no `bests`", "did you mean `best`"),
+        ("{{ cell: t > one }}", r"page\.md: cannot read `cell: t > one`", "write `{{ cell: table > row > column }}`"),
+        ("{{ correlation: t > best > lost }}", r"tables\.toml: table `t` has no `lost`", "did you mean `last`"),
         ("{{ tabel: t }}", r"page\.md: cannot read `{{ tabel: t }}`", "did you mean `table`"),
     ],
 )
