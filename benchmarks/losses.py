@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from unimetric.capture import compiled
 from unimetric.geometry import Triplets, compare
 from unimetric.spec import create, find, names
 
@@ -274,8 +275,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
     classes = classes_of(len(labels))
     loss = create("losses", text, miner=miner or None, num_classes=classes, dim=DIM).to(device)
 
-    # As a run does: static, since else a float that changes becomes a number to fetch, and on a GPU as one graph.
-    minimise = torch.compile(loss, fullgraph=True, dynamic=False, mode="reduce-overhead") if options.compile else loss
+    minimise = compiled(loss, device) if options.compile else loss  # as a run does
 
     def ours(z: torch.Tensor, y: torch.Tensor) -> None:
         z.grad = None

@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 
+from unimetric.capture import compiled
 from unimetric.engine.model import Model
 from unimetric.geometry import Dice, Memory, Pairs, Triplets, compare
 from unimetric.objectives import Output
@@ -260,9 +261,53 @@ def test_loss_captures_as_one_graph(name):
     assert torch.allclose(first.grad, second.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """The joint graph of value and gradient runs as it was captured: what a compiler makes of it is not the losses' affair."""
+    monkeypatch.setattr("unimetric.capture._inductor", lambda graph, inputs, options: graph)
+    torch._dynamo.reset()
+
+
+def check_one_graph(loss, batches, rel=1e-9, near=1e-9):
+    """Value, gradients and state, over several steps, are those of the loss itself."""
+    captured = copy.deepcopy(loss)
+    minimise = compiled(captured)
+    for z, y in batches:
+        first, second = z.detach().clone().requires_grad_(), z.detach().clone().requires_grad_()
+        value, expected = minimise(first, y), loss(second, y)
+        assert type(value.grad_fn).__name__ == "KnownBackward"
+        assert value.item() == pytest.approx(expected.item(), rel=rel, abs=near)
+        for module, number in ((captured, value), (loss, expected)):
+            module.zero_grad()
+            (-3 * number).backward()
+        found = [first.grad, *(parameter.grad for parameter in captured.parameters())]
+        for one, other in zip(found, [second.grad, *(parameter.grad for parameter in loss.parameters())], strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.allclose(one, other, rtol=rel, atol=near * max(1, other.abs().max().item()))
+        for one, other in zip(captured.buffers(), loss.buffers(), strict=True):
+            assert torch.allclose(one, other, rtol=rel)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_its_gradient_are_one_graph(name, uncompiled):
+    """In float64, of ordinary batches and of such as go wrong; and in bfloat16."""
+    loss = build("losses", name)
+    sixes = [degenerate(case) for case, (labels, _) in DEGENERATE.items() if len(labels) == 6]
+    check_one_graph(copy.deepcopy(loss).double(), [batch(dtype=torch.float64, seed=seed) for seed in range(3)])
+    # Where points coincide, gradients that should be zero are differences of large numbers.
+    check_one_graph(copy.deepcopy(loss).double(), [(z.double(), y) for z, y in sixes], near=1e-8)
+    check_one_graph(loss, [batch(dtype=torch.bfloat16)], rel=1e-2, near=1e-2)
+
+
 # --- miners ----------------------------------------------------------------------------------------------------------
 
 MINERS = names("miners")
+
+
+@pytest.mark.parametrize("name", MINERS)
+def test_miner_is_part_of_the_one_graph(name, uncompiled):
+    """What it draws goes on from step to step as without the compiler."""
+    check_one_graph(build("losses", "triplet", miner=name).double(), [batch(dtype=torch.float64, seed=seed) for seed in range(3)])
 
 
 def check_mined(miner, mined, pairs):

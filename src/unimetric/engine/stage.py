@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.capture import compiled
 from unimetric.config import RunConfig
 from unimetric.engine.display import Display
 from unimetric.engine.evaluate import embed, read_table, readable, space_of
@@ -110,7 +111,8 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
         bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     bare, objective = bare.to(fabric.device), objective.to(fabric.device)
     optimizer = build_optimizer(config, bare, objective)
-    model, wrapped = fabric.setup(_compiled(bare, config), optimizer)
+    network: Any = torch.compile(bare, dynamic=False) if config.compile else bare
+    model, wrapped = fabric.setup(network, optimizer)
     return Stage(
         table=table,
         split=split,
@@ -130,17 +132,12 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
         trained=Trained(bare),
         model=model,
         objective=objective,
-        # A hundred small kernels or several: as one CUDA graph the host launches them at once, and does not fall behind the device.
-        minimise=_compiled(objective, config, mode="reduce-overhead"),
+        minimise=compiled(objective, fabric.device, fullgraph=False) if config.compile else objective,
         optimizer=wrapped,
         sampler=sampler,
         factor=lambda progress: schedule(progress, config.epochs, **arguments),
         rates=[group["lr"] for group in optimizer.param_groups],
     )
-
-
-def _compiled(module: nn.Module, config: RunConfig, *, mode: str = "default") -> Any:
-    return torch.compile(module, dynamic=False, mode=mode) if config.compile else module
 
 
 def counted(table: Table, split: Split) -> dict[str, tuple[int, int]]:
