@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from unimetric import capture
 from unimetric.engine.model import Model
 from unimetric.objectives import Output
 from unimetric.spec import create
@@ -191,7 +192,7 @@ def whole_steps(backbone: str, head: str, rounds: int, repeats: int, *, compiled
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5, fused=device == "cuda")
         parameters[name] = sum(parameter.numel() for parameter in model.parameters())
         run: Any = torch.compile(model, dynamic=False) if compiled else model
-        minimise: Any = torch.compile(objective, fullgraph=True, dynamic=False, mode="reduce-overhead") if compiled else objective
+        minimise: Any = capture.compiled(objective, device) if compiled else objective
 
         def step(run: Any = run, minimise: Any = minimise, optimizer: Any = optimizer) -> None:
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):

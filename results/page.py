@@ -159,9 +159,8 @@ class Results:
     def as_cell(self, words: str) -> str:
         """One number of a table: `table > row > column`."""
         name, row, column = self._three("cell", words, "table > row > column")
-        found, columns = self._named(name, "rows", row), [each["head"] for each in self.table(name)["columns"]]
-        shape = self._named(name, "columns", column)
-        return found["cells"][columns.index(column)] if "cells" in found else self.cell(name, found, shape)
+        found, shape = self._named(name, "rows", row), self._named(name, "columns", column)
+        return found["cells"][self.table(name)["columns"].index(shape)] if "cells" in found else self.cell(name, found, shape)
 
     def as_correlation(self, words: str) -> str:
         """Pearson's correlation of two columns over the rows of a table: `table > column > column`."""

@@ -43,7 +43,7 @@ class RunConfig:
         precision: Lightning Fabric's word, such as `32-true` or `bf16-mixed`; `auto` is bf16 on a GPU and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`; a number of devices after a colon: `cuda:4`.
         strategy: Lightning Fabric's word for several devices.
-        compile: compile the model with torch.compile.
+        compile: compile the model and the objective with torch.compile.
         clip_norm: largest norm of the gradient; 0 leaves it alone.
         clip_value: largest entry of the gradient; 0 leaves it alone.
         head_lr_scale: the head's learning rate as a multiple of the backbone's.
