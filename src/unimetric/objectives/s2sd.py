@@ -24,7 +24,7 @@ class S2SD(nn.Module):
 
     The authors' values are the defaults. ooDML runs `dims=(1024, 1536, 2048), pool_aggr=True, delay=0` on CUB200 and CARS196, and
     `weight=5.0, feature_weight=5.0` on Stanford Online Products. In runs of a few epochs 50 holds the embedding to branches that know
-    nothing yet: on glyphs 5 learns much faster.
+    nothing yet: on glyphs and on cars 5 learns much faster.
 
     Args:
         loss: a part of `losses/`, for the embedding and for every target branch.
