@@ -38,7 +38,6 @@ def reranked(space: Space, *, k1: int = 20, k2: int = 6, weight: float = 0.3, de
     """
     if space.geometry == "inner":
         raise UnimetricError("re-ranking asks for distances, and inner products are none", 'give the space `geometry="cosine"`')
-    check_rerank(space.size, k1=k1, k2=k2)
     return space.reordered(_Reciprocal(space, k1, k2, weight, depth))
 
 
@@ -61,7 +60,8 @@ def check_rerank(pictures: int, *, k1: int = 20, k2: int = 6) -> None:
 
 class _Reciprocal:
     def __init__(self, space: Space, k1: int, k2: int, weight: float, depth: int) -> None:
-        self.space, self.weight, self.depth = space, weight, depth
+        check_rerank(space.size, k1=k1, k2=k2)
+        self.space, self.k1, self.k2, self.weight, self.depth = space, k1, k2, weight, depth
         self.ask, self.answer = space.sides()
         every = torch.arange(space.size, device=space.device)
         found = nearest(self.ask, self.answer, k1, own=every, memory=space.memory)
@@ -75,6 +75,10 @@ class _Reciprocal:
         if k2 > 1:
             step = self._rows(k2 * self.members.shape[1])
             self.members, self.shares = self._pack([self._blend(rows, k2) for rows in step])
+
+    def again(self, space: Space) -> _Reciprocal:
+        """The order of another space, of some of the pictures: only they lend their neighbours."""
+        return _Reciprocal(space, self.k1, self.k2, self.weight, self.depth)
 
     def _rows(self, numbers: int) -> Iterator[Int[Tensor, "R"]]:
         """Rows, as many at a time as the memory allows with so many numbers to a row."""

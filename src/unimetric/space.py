@@ -88,6 +88,10 @@ class Rerank(Protocol):
         """The columns of the gallery that the queries from `start` on have found, in their new order."""
         ...
 
+    def again(self, space: Space, /) -> Rerank:
+        """The same for another space."""
+        ...
+
 
 class Space:
     """Embeddings and labels, the queries among them and the gallery that answers.
@@ -279,7 +283,7 @@ class Space:
     # --- parts, sums and clusters ------------------------------------------------------------------------------------
 
     def within(self, rows: Bool[Tensor, "N"]) -> Space:
-        """The space of some of the pictures only, with their queries, their gallery and their classes.
+        """The space of some of the pictures only, with their queries, their gallery and their classes; put in order anew if this one is.
 
         Args:
             rows: which pictures.
@@ -292,7 +296,7 @@ class Space:
         part.size, part.classes = len(part.points), len(known)
         part.rerank, part._clusters = None, {}
         part._choose(asks[rows], answers[rows])
-        return part
+        return part if self.rerank is None or not part.queries else part.reordered(self.rerank.again(part))
 
     def reordered(self, rerank: Rerank) -> Space:
         """The same space, whose queries find their neighbours in another order.

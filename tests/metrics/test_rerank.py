@@ -89,3 +89,20 @@ def test_it_refuses_more_neighbours_than_pictures(crowd):
 def test_it_refuses_inner_products(crowd):
     with pytest.raises(UnimetricError, match="distances"):
         reranked(Space(*crowd(), geometry="inner"))
+
+
+def test_each_dataset_alone_is_put_in_order(crowd):
+    """As if the other datasets were not there: `per_source` and `harmonic` once dropped the new order."""
+    embeddings, labels = crowd(pictures=120)
+    source = torch.arange(120) % 2
+    space = reranked(Space(embeddings, labels, source=source), k1=8, k2=3)
+    alone = [measure(reranked(Space(embeddings[source == n], labels[source == n]), k1=8, k2=3), ["map_at_r"])["map_at_r"] for n in (0, 1)]
+    assert alone != [measure(Space(embeddings[source == n], labels[source == n]), ["map_at_r"])["map_at_r"] for n in (0, 1)]
+    assert list(measure(space, ["per_source(metric='map_at_r')"]).values()) == pytest.approx(alone)
+
+
+def test_a_dataset_too_small_to_be_put_in_order_is_refused(crowd):
+    embeddings, labels = crowd(pictures=70)
+    space = reranked(Space(embeddings, labels, source=(torch.arange(70) < 62).long()), k1=8, k2=3)
+    with pytest.raises(UnimetricError, match="there are 8 pictures"):
+        measure(space, ["per_source"])
