@@ -13,6 +13,8 @@ from unimetric.errors import UnimetricError
 def nearest(distances: Sequence[float], targets: Sequence[float]) -> list[int]:
     """A split for each wanted distance, no split twice, with the least deviation in sum (Milbich et al. 2021, whose targets are table 1's).
 
+    A larger target gets a split of larger distance: of the choices that deviate as little, one that is in order.
+
     Args:
         distances: of the splits there are.
         targets: the distances wanted.
@@ -23,7 +25,8 @@ def nearest(distances: Sequence[float], targets: Sequence[float]) -> list[int]:
     if not 0 < len(targets) <= len(distances):
         raise UnimetricError(f"{len(targets)} splits cannot be chosen from {len(distances)}", "ask for fewer, or make a longer sequence")
     cost = np.abs(np.asarray(targets, float)[:, None] - np.asarray(distances, float)[None, :])
-    return [int(column) for column in linear_sum_assignment(cost)[1]]
+    chosen = sorted((int(column) for column in linear_sum_assignment(cost)[1]), key=distances.__getitem__)
+    return [chosen[rank] for rank in np.argsort(np.argsort(targets, kind="stable"))]
 
 
 def evenly(distances: Sequence[float], count: int) -> list[int]:
