@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from unimetric import pack
 from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings, load
+from unimetric.engine.adapt import adapt
 from unimetric.engine.ensemble import ensemble
 from unimetric.engine.evaluate import evaluate, open_run, read_table
 from unimetric.engine.export import export
@@ -136,6 +137,18 @@ def test_frozen_weights_may_lie_elsewhere(run: Path, config: RunConfig, tmp_path
     assert same == evaluate(run, metrics=["unified"])
     with pytest.raises(UnimetricError, match="another backbone"):
         evaluate(run, backbone=text.format(tmp_path / "other.safetensors"))
+
+
+def test_what_is_written_beside_a_run_counts_for_every_verb(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    """An ensemble and few-shot adaptation once took the backbone of the run's own settings, and let another head pass unread."""
+    network = build_model(config).backbone.backbone.network
+    save_file({key: value + 1 for key, value in network.state_dict().items()}, tmp_path / "other.safetensors")
+    backbone = f"timm(name='test_vit', image_size=32, weights='{tmp_path / 'other.safetensors'}')"
+    for verb in (evaluate, lambda run, **overrides: ensemble([run], **overrides), adapt):
+        with pytest.raises(UnimetricError, match="another backbone"):
+            verb(run, backbone=backbone)
+        with pytest.raises(UnimetricError, match="was trained with `head"):
+            verb(run, head="linear(dim=4)")
 
 
 @pytest.mark.parametrize("adapter", ["puma", "lora"])

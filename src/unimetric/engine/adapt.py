@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from jaxtyping import Float
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from unimetric.config import RunConfig, from_settings
-from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, read_table, readable, space_of
+from unimetric.config import RunConfig
+from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, overridden, read_table, readable, space_of
 from unimetric.engine.model import Model
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
@@ -68,15 +67,16 @@ def adapt(
         metrics: parts of `metrics/`.
         seed: of episodes, crops, batches and triplets.
         progress: called with (episodes done, all).
-        overrides: settings that may differ from training, such as `dataset` (the same pictures elsewhere) or `device`.
+        overrides: settings that may differ from training, such as `dataset` (the same pictures elsewhere), `backbone` (the same weights
+            elsewhere) or `device`.
 
     Returns:
         `summary`, mean and half width of the 95% t-interval over episodes of `zero/METRIC`, `few/METRIC` and their difference
         `gain/METRIC`; `episodes`, the numbers of each; and the settings. All of it is in `adapt_<shots>_shots.json` of the run folder, too.
     """
     check_metrics(metrics)
-    config, model = open_run(run)
-    config = from_settings(asdict(config) | overrides, str(run))
+    config, model = open_run(run, backbone=overrides.get("backbone", ""))
+    config = overridden(config, overrides, run)
     fabric = open_fabric(config)
     table, split = read_table(config)
     test, _ = readable(config, table, split.test)

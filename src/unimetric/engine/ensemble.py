@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from unimetric.config import RunConfig, from_settings
-from unimetric.engine.evaluate import check_metrics, divided, embed_all, numbers_of, open_fabric, open_run, readable, space_of
+from unimetric.config import RunConfig
+from unimetric.engine.evaluate import check_metrics, divided, embed_all, numbers_of, open_fabric, open_run, overridden, readable, space_of
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
@@ -45,13 +44,13 @@ def ensemble(
     if not runs:
         raise UnimetricError("an ensemble of no runs", "name run folders")
     check_metrics(metrics)
-    opened = [open_run(run) for run in runs]
+    opened = [open_run(run, backbone=overrides.get("backbone", "")) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
     total, dims = None, {model.dim for _, model in opened}
     if len(dims) > 1:
         raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
-    configs = [from_settings(asdict(own) | {"dataset": dataset} | overrides) for own, _ in opened]
+    configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
     table: Table = create("datasets", configs[0].dataset)  # it is the same for all of them; splits may differ
     rows = _rows(runs, configs, table, part)
     pictures = table.take(rows)

@@ -160,6 +160,14 @@ def open_run(folder: str | Path, *, backbone: str = "") -> tuple[RunConfig, Any]
     return config, model
 
 
+def overridden(config: RunConfig, overrides: dict[str, Any], run: str | Path) -> RunConfig:
+    """The settings of a run with some of them replaced; those that its weights were trained in are refused. Errors name `run`."""
+    for key in ("head", "adapter"):
+        if overrides.get(key, getattr(config, key)) != getattr(config, key):
+            raise UnimetricError(f"{run}: was trained with `{key} = {getattr(config, key)!r}`", f"leave `{key}` out, or train another run")
+    return from_settings(asdict(config) | overrides, str(run))
+
+
 def evaluate(
     run: str | Path | RunConfig,
     *,
@@ -185,11 +193,7 @@ def evaluate(
     """
     check_metrics(metrics, level)
     config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run, backbone=overrides.get("backbone", ""))
-    for key in ("head", "adapter"):  # the weights were trained in these
-        if overrides.get(key, getattr(config, key)) != getattr(config, key):
-            name = "the run" if isinstance(run, RunConfig) else run
-            raise UnimetricError(f"{name}: was trained with `{key} = {getattr(config, key)!r}`", f"leave `{key}` out, or train another run")
-    config = from_settings(asdict(config) | overrides)
+    config = overridden(config, overrides, "the run" if isinstance(run, RunConfig) else run)
     fabric = open_fabric(config)
     table, split = read_table(config)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
