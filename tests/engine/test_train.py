@@ -498,6 +498,23 @@ def test_an_objective_sees_its_views_and_is_stepped_and_resumes(config: RunConfi
         assert torch.equal(value, whole[key]), key
 
 
+def test_a_loss_written_inside_the_objective_is_the_runs(config: RunConfig, tmp_path: Path) -> None:
+    """What trains and measures knew it; what measured the run later, adapted it, or checked its miner took `loss` instead."""
+    from unimetric.engine.adapt import _boundary
+    from unimetric.engine.model import build_model, build_objective
+
+    inside = changed(config, objective="s2sd(loss='hyperbolic(curvature=0.5)', dims=(8,))", head="linear(dim=3)", epochs=1)
+    best = train(changed(inside, metrics=["map_at_r"]), tmp_path / "run", quiet=True)
+    assert evaluate(tmp_path / "run")["map_at_r"] == pytest.approx(best["test/map_at_r"], rel=1e-9)
+    assert _boundary(changed(config, objective="s2sd(loss='margin(beta=0.6)')")) == 0.6
+    assert _boundary(changed(config, objective="s2sd(loss='triplet')", loss="margin(beta=0.6)")) == 1.2
+    assert _boundary(changed(config, objective="diva(rho=100.0)", loss="margin(beta=0.9)")) == 0.9
+    for settings in ({"objective": "s2sd(loss='n_pair')"}, {"objective": "s2sd", "loss": "n_pair"}):
+        with pytest.raises(UnimetricError, match="the loss `n_pair` takes none"):
+            build_objective(changed(config, miner="rho", **settings), build_model(config), num_classes=6)
+    build_objective(changed(config, miner="rho", objective="s2sd(loss='triplet')", loss="n_pair"), build_model(config), num_classes=6)
+
+
 @pytest.mark.parametrize("parts", [{}, {"head": "crt(dim=8, hidden=12, prototypes=4)", "objective": "crt"}])
 def test_a_hyperbolic_run_is_measured_in_the_ball(config: RunConfig, tmp_path: Path, parts: dict[str, str]) -> None:
     from unimetric.engine.evaluate import space_of

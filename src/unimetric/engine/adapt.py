@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.engine.evaluate import check_metrics, embed, open_fabric, open_run, overridden, read_table, readable, space_of
-from unimetric.engine.model import Model
+from unimetric.engine.model import Model, loss_of
 from unimetric.engine.pictures import Look, Progress, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
@@ -273,9 +273,10 @@ def _check_summary(model: Model, images: Float[Tensor, "B 3 H W"]) -> None:
 
 def _boundary(config: RunConfig) -> float:
     """The run's own boundary where it has one, else the authors' 1.2."""
-    if parse(config.loss).name != "margin":
+    text = loss_of(config)
+    if parse(text).name != "margin":
         return 1.2
-    part, arguments = bind("losses", config.loss)
+    part, arguments = bind("losses", text)
     return float(arguments.get("beta", signature(part).parameters["beta"].default))
 
 

@@ -18,7 +18,7 @@ from unimetric.config import RunConfig, check_part, from_settings, load
 from unimetric.engine.checkpoint import read_arrays, read_tensors, write_arrays
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
-from unimetric.engine.model import build_model
+from unimetric.engine.model import build_model, loss_of
 from unimetric.engine.pictures import Look, Progress, find_bad, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, interval, measure
@@ -206,9 +206,10 @@ def evaluate(
         file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
         kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
         write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
-    loss: Any = find("losses", parse(config.loss).name)
+    text = loss_of(config)
+    loss: Any = find("losses", parse(text).name)
     if hasattr(loss, "placed"):
-        loss = create("losses", config.loss, num_classes=2, dim=embeddings.shape[1])
+        loss = create("losses", text, num_classes=2, dim=embeddings.shape[1])
     return numbers_of(space_of(embeddings, table, rows, loss=loss), list(metrics or config.metrics), rerank=rerank, level=level)
 
 

@@ -66,9 +66,15 @@ def adapted(backbone: Any, config: RunConfig) -> Any:
     return part(backbone, **arguments)
 
 
+def loss_of(config: RunConfig) -> str:
+    """The loss of a run as it is written: inside its objective, such as `s2sd(loss='triplet')`, or else in `loss`."""
+    offered: dict[str, Any] = {"num_classes": 1, "dim": 1, "branches": (1,), "features": 1, "batch_size": 1}
+    return bind("objectives", config.objective, loss=config.loss, **offered)[1].get("loss", config.loss)
+
+
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:
     """What the run minimises; it meets the model before either is moved to the device."""
-    name = parse(config.loss).name
+    name = parse(loss_of(config)).name
     if config.miner and "." not in name and "miner" not in signature(find("losses", name)).parameters:
         raise UnimetricError(f"`miner = {config.miner!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
     torch.manual_seed(config.seed + 1)
