@@ -183,6 +183,21 @@ def test_runs_whose_splits_have_one_number_and_two_distances_are_not_mixed(runs,
         shift_report([runs / "margin_2"], structure=["class_spectra"])
 
 
+def test_methods_that_would_be_called_alike_are_not_mixed(runs, tmp_path):
+    for name, clip in (("a", {"clip_norm": 0.5}), ("b", {"clip_value": 0.5})):
+        shutil.copytree(runs / "margin_1", tmp_path / name)
+        (tmp_path / name / "config.toml").write_text(load(runs / "margin_1" / "config.toml", **clip).dump())
+        shutil.copy(runs / "untrained.npz", tmp_path / name / "network.npz")
+    assert list(shift_report([tmp_path / "a", tmp_path / "b"])["methods"]) == [
+        "clip_norm=0.5, clip_value=0.0",
+        "clip_norm=0.0, clip_value=0.5",
+    ]
+    features = [tmp_path / name / "network.npz" for name in ("a", "b")]
+    dataset = load(runs / "margin_1" / "config.toml").dataset
+    report = shift_report(features, splits=str(runs / "splits.json"), dataset=dataset)
+    assert list(report["methods"]) == ["network", str(features[1])]
+
+
 def test_transfer_to_another_dataset(runs):
     dataset = load(runs / "margin_1" / "config.toml").dataset
     rows = transfer([runs / "margin_1", runs / "triplet_1"], [dataset])

@@ -79,7 +79,7 @@ def shift_report(
         far |= {number: distance for number, distance in distances(splits).items() if not number.startswith("key ")}
         table: Table = create("datasets", dataset)
         for path in features:
-            points[path.stem] = _without_training(path, table, splits, list(metrics))
+            points[str(path) if path.stem in points else path.stem] = _without_training(path, table, splits, list(metrics))
     return _report(points, far, list(metrics), list(structure))
 
 
@@ -96,7 +96,10 @@ def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
     first = next(iter(settings.values()), {})
     differing = [key for key in first if key not in same and any(values[key] != first[key] for values in settings.values())]
     keys = differing or ["loss"]
-    return {folder: ", ".join(str(values[key]) for key in keys if values[key]) or "none" for folder, values in settings.items()}
+    short = {folder: ", ".join(str(values[key]) for key in keys if values[key]) or "none" for folder, values in settings.items()}
+    if len(set(short.values())) == len({tuple(values[key] for key in keys) for values in settings.values()}):
+        return short
+    return {folder: ", ".join(f"{key}={values[key]}" for key in keys) for folder, values in settings.items()}  # values alone would be alike
 
 
 def _place(config: RunConfig, folder: Path) -> tuple[str, str]:
