@@ -162,6 +162,8 @@ def test_a_network_without_training_is_measured_on_every_split(runs):
     report = shift_report([runs / "untrained.npz"], splits=str(runs / "splits.json"), dataset=dataset, metrics=["recall(k=1)", "map_at_r"])
     method = report["methods"]["untrained"]
     assert method["splits"] == ["1", "2"] and set(method["ags"]) == {"recall(k=1)", "map_at_r"}
+    with pytest.raises(UnimetricError, match="no structure of training"):
+        shift_report([runs / "untrained.npz"], splits=str(runs / "splits.json"), dataset=dataset, structure=["pi_ratio"])
     with pytest.raises(UnimetricError, match="need to know the splits"):
         shift_report([runs / "untrained.npz"])
     with pytest.raises(UnimetricError, match="`map_at_r` was not measured"):

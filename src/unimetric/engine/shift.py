@@ -53,6 +53,10 @@ def shift_report(
         `structure`: slope and correlation for each metric of structure.
     """
     folders = [Path(target) for target in targets if not str(target).endswith(".npz")]
+    if structure and not folders:
+        raise UnimetricError(
+            "features of a network without training have no structure of training", "name runs, or leave `--structure` out"
+        )
     configs = {folder: _settings(folder) for folder in folders}
     labels = _labels(configs)
     far: dict[str, float] = {}
