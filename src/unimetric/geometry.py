@@ -182,7 +182,8 @@ class Dice(nn.Module):
     and a generator object breaks `fullgraph=True`. Here the state is one counter, a buffer that lies in every checkpoint.
 
     Args:
-        seed: numbers the sequence; a run sets it by `seed_dice`.
+        seed: numbers the sequence; a run sets it by `seed_dice`. Parts that may stand inside one another start with different ones: by
+            the same numbers rho would switch just those triplets whose positive stands first.
     """
 
     state: Tensor

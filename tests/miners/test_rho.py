@@ -46,6 +46,20 @@ def test_switches_as_often_as_it_says():
     assert (often - 0.3).abs().max() < 4.5 * (0.3 * 0.7 / throws) ** 0.5
 
 
+def test_what_is_switched_says_nothing_of_the_positives_that_stay():
+    """Rho and its miner once threw the same numbers outside a run: what stayed had the second of two siblings five times in six."""
+    similarity, pairs = batch()
+    throws = 2000
+    many = Pairs(pairs.positive.repeat(throws, 1), pairs.negative.repeat(throws, 1), pairs.own.repeat(throws), 6)
+    for miner in ("distance_weighted", "random", "semihard", "softhard"):
+        mined = Rho(p_switch=0.4, miner=miner)(similarity.repeat(throws, 1), many)
+        stays = mined.valid & (mined.positive != many.own)
+        first = (mined.positive == many.positive.to(torch.uint8).argmax(1))[stays].float().mean()
+        alone = Rho(p_switch=0.0, miner=miner)(similarity.repeat(throws, 1), many)
+        wanted = (alone.positive == many.positive.to(torch.uint8).argmax(1))[alone.valid].float().mean()
+        assert abs(first - wanted) < 0.02, miner
+
+
 def test_against_a_ring_the_anchor_is_its_own_column():
     torch.manual_seed(0)
     embeddings, labels = torch.randn(4, 6), torch.tensor([0, 0, 1, 1])

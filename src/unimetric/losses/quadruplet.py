@@ -33,7 +33,7 @@ class Quadruplet(nn.Module):
         super().__init__()
         self.margin, self.second_margin = margin, second_margin
         self.miner = mining(self, miner)
-        self.dice = Dice()
+        self.dice = Dice(2)  # not the numbers of its miner
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         anchors = unit(full(embeddings))

@@ -39,7 +39,7 @@ class Rho(nn.Module):
                 f"rho switches the negatives of triplets, but the miner {type(self.miner).__name__} gives {self.miner.gives.__name__}",
                 "leave `miner` out, or write `rho(miner='distance_weighted')` or another that gives triplets",
             )
-        self.dice = Dice()
+        self.dice = Dice(1)  # not the numbers of its miner
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         mined = self.miner(similarity, pairs)

@@ -99,7 +99,7 @@ class Diva(nn.Module):
             part.lr = lr
         self.shared, self.own, self.intra, self.rho = shared, own, intra, rho
         self.temperature, self.momentum, self.half_keys = temperature, momentum, half_keys
-        self.dice = Dice()
+        self.dice = Dice(3)  # not the numbers of the miners
         self.teacher: Any = None
         self.student: list[Any] = []  # in a list, so that the model's weights do not become the objective's
         self.register_buffer("keys", torch.zeros(queue * batch_size, dim))

@@ -70,7 +70,7 @@ class UniformPrior(nn.Module):
         self.weight, self.every, self.on_embedding = weight, every, on_embedding
         self.discriminator = _Discriminator(self.chunk, hidden)
         self.optimizers = {"discriminator": torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(0.5, 0.999))}
-        self.dice = Dice()
+        self.dice = Dice(3)  # not the numbers of the miner
         self.steps = 0
         self.seen: Tensor | None = None  # what the discriminator learns from after the step
 
