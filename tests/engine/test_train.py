@@ -498,6 +498,14 @@ def test_an_objective_sees_its_views_and_is_stepped_and_resumes(config: RunConfi
         assert torch.equal(value, whole[key]), key
 
 
+def test_settings_beside_settings_count(config: RunConfig) -> None:
+    """A model without training is that of all settings; `backbone` and `seed` beside them once changed nothing, and `head` was refused."""
+    for settings in ({"backbone": "small(channels=8)"}, {"seed": 3}, {"head": "identity"}):
+        found = evaluate(config, metrics=["spectral_decay"], **settings)
+        assert found == evaluate(changed(config, **settings), metrics=["spectral_decay"])
+        assert found != evaluate(config, metrics=["spectral_decay"])
+
+
 def test_a_loss_written_inside_the_objective_is_the_runs(config: RunConfig, tmp_path: Path) -> None:
     """What trains and measures knew it; what measured the run later, adapted it, or checked its miner took `loss` instead."""
     from unimetric.engine.adapt import _boundary

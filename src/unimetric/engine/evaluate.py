@@ -189,11 +189,15 @@ def evaluate(
         level: of confidence intervals, such as 0.95; 0 for none.
         save: an `.npz` file to keep embeddings and labels in.
         progress: called with (done, all).
-        overrides: settings that may differ from training, such as `dataset` or `device`.
+        overrides: settings that may differ from training, such as `dataset` or `device`; any, where there was no training.
     """
     check_metrics(metrics, level)
-    config, model = (run, build_model(run)) if isinstance(run, RunConfig) else open_run(run, backbone=overrides.get("backbone", ""))
-    config = overridden(config, overrides, "the run" if isinstance(run, RunConfig) else run)
+    if isinstance(run, RunConfig):
+        config = from_settings(asdict(run) | overrides)
+        model = build_model(config)
+    else:
+        config, model = open_run(run, backbone=overrides.get("backbone", ""))
+        config = overridden(config, overrides, run)
     fabric = open_fabric(config)
     table, split = read_table(config)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
