@@ -52,6 +52,8 @@ def adapt(
     (margin loss with distance-weighted mining, a fixed boundary, Adam, batches of 112 with two pictures a class); all others are
     searched, before and after. The backbone does not change, so each picture goes through it once: an episode takes seconds.
 
+    Neighbours are looked for by the cosine, which the margin loss is of, also where the run's own loss has another geometry.
+
     The authors make a new random crop whenever a support picture is seen. Here a few random crops of each are passed through the
     backbone once, by the run's own transform, and each batch draws among them.
 

@@ -21,7 +21,8 @@ class Rho(nn.Module):
 
     The paper's text leaves open whether the positive stays; here the anchor takes its place and so there is no pull, as in the authors'
     miner. Their p_switch: for CUB200 0.4 (contrastive, triplet, margin of beta 0.6), 0.35 (margin of beta 1.2), 0.3 (SNR); 0.35 for
-    CARS196; 0.15 for SOP.
+    CARS196; 0.15 for SOP. The loss `multi_similarity` skips an anchor without a positive pair, so that with it a switched one is left out
+    and nothing is pushed apart.
 
     Args:
         p_switch: how often.
