@@ -55,7 +55,8 @@ def collect(folder: Path, renames: dict[str, str], session: str) -> dict[str, An
     """What is kept of one run.
 
     Args:
-        folder: with `config.toml` and `metrics.jsonl`; `environment.json` and `adapt_*_shots.json` are read where they are.
+        folder: with `config.toml` and `metrics.jsonl`; `environment.json`, `adapt_*_shots.json` and `train.json`, which
+            `unimetric evaluate RUN --part train --out RUN/train.json` writes, are read where they are.
         renames: as in `scrubbed`.
         session: when it was made.
     """
@@ -83,6 +84,9 @@ def collect(folder: Path, renames: dict[str, str], session: str) -> dict[str, An
         found = _table(path)
         summary = {f"few_shot/{found['shots']}/{key}": [short(number) for number in pair] for key, pair in found["summary"].items()}
         run["few_shot"] = run.get("few_shot", {}) | summary | {f"few_shot/{found['shots']}/episodes": len(found["episodes"])}
+    trained_on = _table(folder / "train.json")
+    if trained_on:
+        run["train"] = {f"train/{key}": short(value) for key, value in trained_on.items()}
     run["lines"] = [line for line in measured if len(line) > 1]
     return run
 

@@ -78,6 +78,8 @@ class Results:
         run, metric = self.run(table, name), column["metric"]
         if metric in _WHOLE:
             return float(self._get(run, metric, table, name)), None
+        if metric.startswith("train/"):
+            return float(self._get(run.get("train", {}), metric, table, name)), None
         if metric.startswith("few_shot/"):
             found = self._get(run.get("few_shot", {}), metric, table, name)
             return (found[0], found[1]) if isinstance(found, list) else (found, None)
@@ -106,8 +108,10 @@ class Results:
         if "ags" in column:
             if any(key not in row for key in column["ags"]):
                 return ""
-            means = [self.mean(table, row[key], column) for key in column["ags"]]
-            return shown([ags(list(column["ags"].values()), means)], None, column)
+            by_split = [[self.number(table, name, column)[0] for name in row[key]] for key in column["ags"]]
+            if len({len(seeds) for seeds in by_split}) > 1:
+                raise UnimetricError(f"{self.place}: table `{table}`, row `{row['label']}`: not as many runs of every split", "level them")
+            return shown([ags(list(column["ags"].values()), list(scores)) for scores in zip(*by_split, strict=True)], None, column)
         of = column.get("of", "runs")
         if of not in row:
             return ""
@@ -248,14 +252,30 @@ class Results:
         from unimetric.engine.canvas import Canvas
 
         points = self.points(figure["table"], figure["x"], figure["y"])
-        wide, high = (max(values) - min(values) for values in list(zip(*points, strict=True))[:2])
         with Canvas(path, width=8, height=5) as axes:
             axes.margins(x=0.15)
-            for x, y, label in points:
-                axes.plot(x, y, "o", markersize=4, color="tab:blue")
-                crowded = any(0 <= y2 - y < 0.05 * high and abs(x2 - x) < 0.1 * wide and (x2, y2) != (x, y) for x2, y2, _ in points)
-                axes.annotate(label, (x, y), xytext=(4, -7 if crowded else 3), textcoords="offset points", fontsize=6)
+            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", markersize=4, color="tab:blue")
             axes.set(xlabel=figure["x"], ylabel=figure["y"])
+            axes.autoscale_view()  # else the limits are set when it is drawn
+            places = axes.transData.transform([(x, y) for x, y, _ in points]) * 72 / axes.figure.dpi  # in points, as letters are measured
+            taken: list[tuple[float, ...]] = [(x - 2, y - 2, x + 2, y + 2) for x, y in places]
+            for (x, y, label), (left, low) in zip(points, places, strict=True):
+                shift, box = _free(left, low, 3.4 * len(label), taken)
+                taken.append(box)
+                axes.annotate(label, (x, y), xytext=shift, textcoords="offset points", fontsize=6)
+
+
+def _free(x: float, y: float, width: float, taken: list[tuple[float, ...]]) -> tuple[tuple[float, float], tuple[float, ...]]:
+    """Where a label of six points beside a dot hides least of what is there: its shift from the dot, and its box."""
+    shifts = [(side, high) for near in ((2.0, -7.0), (8.0, -13.0)) for side in (4.0, -4.0 - width) for high in near]
+    boxes = [(x + side, y + high, x + side + width, y + high + 5) for side, high in shifts]
+
+    def hidden(box: tuple[float, ...]) -> float:
+        overlaps = ((min(box[2], other[2]) - max(box[0], other[0]), min(box[3], other[3]) - max(box[1], other[1])) for other in taken)
+        return sum(wide * high for wide, high in overlaps if wide > 0 and high > 0)
+
+    best = min(range(len(boxes)), key=lambda place: hidden(boxes[place]))  # the first of equals
+    return shifts[best], boxes[best]
 
 
 def shown(values: list[float], spread: float | None, column: dict[str, Any]) -> str:

@@ -131,6 +131,7 @@ def test_of_a_path_the_name_is_kept(value: Any, kept: Any) -> None:
 
 def test_what_is_kept_of_a_run(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
+    (run / "train.json").write_text('{"spectral_decay": 0.12345678}')
     collect.main([str(run), "--out", str(out), "--session", "third", "--rename", "shards.cub=pack(path='cub.pack')"])
     kept = json.loads(out.read_text())["runs"]["run_3"]
     assert kept["settings"] == {
@@ -140,6 +141,7 @@ def test_what_is_kept_of_a_run(run: Path, tmp_path: Path) -> None:
         "seed": 3,
     }
     assert (kept["seconds"], kept["pictures_per_second"], kept["epochs"], kept["device"], kept["session"]) == (6.5, 200, 3, "H", "third")
+    assert kept["train"] == {"train/spectral_decay": 0.123457}
     assert kept["lines"] == [{"epoch": e, "test/recall(k=1)": r} for e, r in ((0, 0.4), (2, 0.612346), (3, 0.6))]
     assert "secret" not in out.read_text()
     assert sum('"epoch"' in line for line in out.read_text().splitlines()) == 3  # one a line
@@ -178,6 +180,23 @@ def test_another_metric_may_choose_the_epoch(tmp_path: Path) -> None:
     runs = {name: {"session": "x", "lines": told} for name in "abc"}
     found = results(tmp_path, TABLE.replace("bold = true", 'best = "validation/recall"'), runs)
     assert found.fill("{{ cell: t > one > best }} at {{ cell: t > one > at }}") == "60.0 at 1"
+
+
+def test_area_over_splits_and_its_spread_over_seeds(tmp_path: Path) -> None:
+    tables = """
+[table.t]
+files   = ["some.json"]
+best    = "test/recall"
+columns = [
+  { head = "AGS", metric = "test/recall", ags = { near = 10.0, far = 30.0 } },
+  { head = "train", metric = "train/decay", of = "near" },
+]
+rows    = [{ label = "m", near = ["a", "b"], far = ["c", "d"] }]
+"""
+    runs = {name: lines(0.1, recall) | {"train": {"train/decay": 0.5}} for name, recall in zip("abcd", (0.8, 0.7, 0.6, 0.4), strict=True)}
+    assert results(tmp_path, tables, runs).as_markdown("t").endswith("| m | 62.5 +- 10.6 | 50.0 +- 0.0 |")  # 0.70 and 0.55
+    with pytest.raises(UnimetricError, match="not as many runs of every split"):
+        results(tmp_path, tables.replace('["c", "d"]', '["c"]'), runs).as_markdown("t")
 
 
 def test_correlation_of_two_columns_and_its_picture(tmp_path: Path) -> None:
