@@ -108,3 +108,17 @@ def test_settings_need_no_torch() -> None:
 def test_every_config_loads_and_names_its_command(path: Path) -> None:
     assert isinstance(load(path), RunConfig)
     assert f"unimetric train configs/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000])
+def test_a_value_that_toml_cannot_hold_is_refused(value: str, tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match="cannot read `seed="):
+        override(f"seed={value}")
+    (tmp_path / "a.toml").write_text(f"seed = {value}")
+    with pytest.raises(UnimetricError, match="not TOML"):
+        load(tmp_path / "a.toml")
+
+
+def test_a_word_is_one_setting() -> None:
+    with pytest.raises(UnimetricError, match="several lines"):
+        override("seed=3\nepochs=5")

@@ -190,7 +190,7 @@ def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
         raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be read: {error.strerror}", f"see {examples} to start from") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists in lists in lists, is no error of TOML's own
         raise UnimetricError(f"{path}: not TOML: {error}", f"write {like}, one to a line") from None
 
 
@@ -204,9 +204,14 @@ def override(word: str) -> tuple[str, Any]:
     if not equals:
         raise UnimetricError(f"cannot read `{word}`", "write settings as `key=value`, such as `seed=3`")
     try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return key.strip(), text.strip()  # the shell has taken the quotes of a string
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists in lists in lists
+        raise UnimetricError(f"cannot read `{key.strip()}={text[:40]}...`: {error}", "write a shorter value") from None
+    if len(found) > 1:
+        raise UnimetricError(f"cannot read `{word}`: it has several lines", "write each setting as a word of its own")
+    return key.strip(), found["value"]
 
 
 def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfig:
