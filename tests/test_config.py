@@ -33,6 +33,7 @@ def test_the_run_id_counts_what_changes_the_result_and_nothing_else() -> None:
     assert load().run_id != load(seed=1).run_id
     assert load(metrics=["recall", "nmi"]).run_id != load(metrics=["recall", "nmi"], chosen_by=2).run_id
     assert load(clip_norm=1).run_id == load(clip_norm=1.0).run_id
+    assert load(clip_norm=0.0).run_id == load(clip_norm=-0.0).run_id
 
 
 @pytest.mark.parametrize("key", ["clip_norm", "clip_value"])

@@ -310,7 +310,7 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
         good = isinstance(value, tuple) and all(isinstance(item, str) for item in value) and len(value) > 0
     elif kind is float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        value = float(value) if good else value
+        value = float(value) + 0.0 if good else value  # minus nothing is nothing: runs that are equal have one id
     else:
         good = type(value) is kind
     if not good:
