@@ -98,3 +98,8 @@ def test_every_study_that_we_ship_fits_together_and_counts_its_runs() -> None:
             assert int(re.search(r"^# (\d+) runs, about", head, re.M)[1]) == len(runs), path  # type: ignore[index]
         assert re.search(r"et al\. 20\d\d|Our own", head), path
         assert "GPU" in head, path
+
+
+def test_settings_that_do_not_go_together_are_refused_wherever_they_meet() -> None:
+    with pytest.raises(UnimetricError, match="`clip_norm` cannot clip"):
+        expand({"precision": ["32-true", "16-mixed"], "clip_norm": [0.0, 1.0]})

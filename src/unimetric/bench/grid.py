@@ -45,8 +45,8 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
     runs: dict[str, Run] = {}
     good: dict[str, dict[str, Any]] = {}  # every value is checked once, not once a combination
     for values, labels in _points(settings, place):
-        choice = f"{values.get('metrics')}, {values.get('chosen_by')}"  # good together or not at all
-        marks = {key: f"{key} = {choice if key in ('metrics', 'chosen_by') else repr(value)}" for key, value in values.items()}
+        together = {key: [values.get(each) for each in group] for group in _TOGETHER for key in group}
+        marks = {key: f"{key} = {together.get(key, value)!r}" for key, value in values.items()}
         new = {key: value for key, value in values.items() if marks[key] not in good}
         if new:
             checked = from_settings(new, place)
@@ -54,6 +54,10 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
         config = RunConfig(**{name: value for mark in marks.values() for name, value in good[mark].items()})
         runs.setdefault(config.run_id, Run(config, labels))
     return list(runs.values())
+
+
+#: Settings that are good together or not at all.
+_TOGETHER = (("metrics", "chosen_by"), ("precision", "clip_norm", "clip_value"))
 
 
 def _points(settings: dict[str, Any], place: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
