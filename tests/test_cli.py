@@ -293,6 +293,11 @@ def test_what_evaluate_refuses_of_an_npz_file(refused, capsys, monkeypatch, tmp_
     for wrong in (rows.astype(complex), rows.astype(str), rows[:, :0]):
         np.savez(bad, embeddings=wrong, labels=labels)
         refused("evaluate", str(bad), says="bad.npz: `embeddings` are")
+    for wrong in (np.array(["yes", "no"] * 4), np.arange(8)):
+        np.savez(bad, embeddings=rows, labels=labels, query=wrong)
+        refused("evaluate", str(bad), says="bad.npz: `query` are")
+    np.savez(bad, embeddings=rows, labels=np.array([0, 0, 1, 1, 2, 2, np.nan, np.nan]))
+    refused("evaluate", str(bad), says="bad.npz: some `labels` are not a number")
     refused("evaluate", str(good), "--level", "95", says="level 95")
     refused("evaluate", str(good), "seed=3", says="settings and --save change nothing")
     np.savez(bad, embeddings=rows.astype(">f8"), labels=labels)  # of another byte order, and into a folder that is made

@@ -258,6 +258,11 @@ def evaluate_file(
             f"{path}: `embeddings` are {arrays['embeddings'].dtype} {arrays['embeddings'].shape}",
             "save real numbers, one row a picture: (N, D)",
         )
+    for key in ("query", "gallery"):
+        if key in arrays and arrays[key].dtype != bool:
+            raise UnimetricError(f"{path}: `{key}` are {arrays[key].dtype}", f"save a mask: `{key}=np.isin(np.arange(N), rows)`")
+    if (arrays["labels"] != arrays["labels"]).any():  # only what is no number is not itself
+        raise UnimetricError(f"{path}: some `labels` are not a number", "leave out the rows that have no label")
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
     embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # of any byte order
     space = Space(embeddings, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"))
