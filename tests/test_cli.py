@@ -299,7 +299,8 @@ def test_what_evaluate_refuses_of_an_npz_file(refused, capsys, monkeypatch, tmp_
     np.savez(bad, embeddings=rows, labels=np.array([0, 0, 1, 1, 2, 2, np.nan, np.nan]))
     refused("evaluate", str(bad), says="bad.npz: some `labels` are not a number")
     refused("evaluate", str(good), "--level", "95", says="level 95")
-    refused("evaluate", str(good), "seed=3", says="settings and --save change nothing")
+    for words in (["seed=3"], ["--part", "train"], ["--save", str(tmp_path / "x.npz")]):
+        refused("evaluate", str(good), *words, says="settings, --save and --part change nothing")
     np.savez(bad, embeddings=rows.astype(">f8"), labels=labels)  # of another byte order, and into a folder that is made
     numbers = [tmp_path / "made" / f"{file.stem}.json" for file in (good, bad)]
     for file, out in zip((good, bad), numbers, strict=True):
@@ -354,3 +355,10 @@ def test_help_has_an_example(capsys, monkeypatch, verb: str) -> None:
     assert code == 0
     assert "Example" in out
     assert f"unimetric {verb}" in out
+
+
+def test_what_would_change_nothing_is_refused(refused, tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    for words in (["--gpus", "0.5"], ["--cpus", "2"]):
+        refused("bench", str(tmp_path / "grid.toml"), *words, says="`--gpus` and `--cpus` are shares of a cluster")
+    refused("transfer", str(tmp_path), "--to", "glyphs", "--set", "dataset=cub200", says="named by `--to`")

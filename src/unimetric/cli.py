@@ -151,8 +151,8 @@ def evaluate(
             display.step("embedding", done, total)
 
         if target.endswith(".npz"):
-            if overrides or save is not None:
-                raise UnimetricError(f"{target}: its embeddings are made, so settings and --save change nothing", "leave them out")
+            if overrides or save is not None or part != "test":
+                raise UnimetricError(f"{target}: its embeddings are made, so settings, --save and --part change nothing", "leave them out")
             numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level)
         elif Path(target).is_dir():
             numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
@@ -478,6 +478,8 @@ def bench(
 
     runs = read_grid(grid, **_overrides(settings, bench, axes=True))
     check_runs(runs, str(grid))
+    if not ray and (gpus != 0.0 or cpus != 1.0):
+        raise UnimetricError("`--gpus` and `--cpus` are shares of a cluster's machines", "add `--ray auto`, or leave them out")
     place = out or f"runs/{grid.stem}"
     if ray:
         states = study_on_ray(runs, place, address=ray, gpus=gpus, cpus=cpus, pictures=pictures, quiet=quiet)

@@ -34,6 +34,8 @@ def transfer(
     """
     if not runs or not datasets:
         raise UnimetricError("nothing to transfer", "name run folders, and datasets with `--to`")
+    if "dataset" in overrides:
+        raise UnimetricError(f"`dataset={overrides['dataset']}`: the datasets to test on are named by `--to`", "leave it out")
     for dataset in datasets:
         check_part("datasets", dataset, "transfer", "--to")
     rows = []
