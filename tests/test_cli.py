@@ -362,3 +362,11 @@ def test_what_would_change_nothing_is_refused(refused, tmp_path: Path) -> None:
     for words in (["--gpus", "0.5"], ["--cpus", "2"]):
         refused("bench", str(tmp_path / "grid.toml"), *words, says="`--gpus` and `--cpus` are shares of a cluster")
     refused("transfer", str(tmp_path), "--to", "glyphs", "--set", "dataset=cub200", says="named by `--to`")
+
+
+def test_a_folder_is_no_file_to_write(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
+    np.savez(tmp_path / "a.npz", embeddings=np.eye(4), labels=np.arange(4) // 2)
+    monkeypatch.chdir(tmp_path)
+    refused("evaluate", "a.npz", "--out", ".", says=".: is a folder")
+    refused("evaluate", "small", "--save", ".", says=".: is a folder")
+    refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")

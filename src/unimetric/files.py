@@ -13,6 +13,8 @@ from unimetric.errors import UnimetricError
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A name to write to; it takes the place of `path` when all is written, and is gone if anything fails."""
+    if not path.name:  # `.` or `/`
+        raise UnimetricError(f"{path}: is a folder", "name a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

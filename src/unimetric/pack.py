@@ -278,10 +278,10 @@ def _check_options(
         raise UnimetricError(f"quality = {quality} is out of range", "choose 1 to 100; 92 is hard to tell from the original")
     if workers < 1:
         raise UnimetricError(f"workers = {workers} can do nothing", "choose 1 or more")
+    if os.path.isdir(path):
+        raise UnimetricError(f"{path}: is a folder", "name a file that ends in .pack")
     if path.suffix != ".pack":
         raise UnimetricError(f"{path}: a pack's name ends in .pack", f"write `{path.with_suffix('.pack').name}`")
-    if os.path.isdir(path):
-        raise UnimetricError(f"{path}: is a folder", "name a file")
     if not len(table):
         raise UnimetricError(f"{path}: the table is empty, there is nothing to pack", "check the dataset")
 

@@ -192,6 +192,8 @@ def evaluate(
         overrides: settings that may differ from training, such as `dataset` or `device`; any, where there was no training.
     """
     check_metrics(metrics, level)
+    if save is not None and not Path(save).name:
+        raise UnimetricError(f"{save}: is a folder", "name a file")
     if isinstance(run, RunConfig):
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)
