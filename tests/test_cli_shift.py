@@ -63,3 +63,21 @@ def test_mistakes(typed, tmp_path):
         code, said = typed(*words)
         assert code == 2 and says in said and "hint: " in said and "Traceback" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
+
+
+def test_features_that_are_none(typed, tmp_path):
+    labels, rows = np.repeat(np.arange(10), 6), np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    make = ["split", "folder(root='pictures')", "--backbone", "small", "--features", "f.npz", "--out", "x.json", "--choose", "2"]
+    for wrong in (rows.astype(str), rows[:, 0], rows[:, :, None], rows.astype(complex), rows[:, :0], np.array(3.0)):
+        np.savez(tmp_path / "f.npz", embeddings=wrong, labels=labels)
+        code, said = typed(*make)
+        assert code == 2 and "f.npz: `embeddings` are" in said and not (tmp_path / "x.json").exists()
+    written = []
+    for good in (rows, rows.astype(">f4")):  # of another byte order
+        np.savez(tmp_path / "f.npz", embeddings=good, labels=labels)
+        assert typed(*make, "--count", "3", "--swaps", "1")[0] == 0
+        written.append((tmp_path / "x.json").read_text())
+    assert written[0] == written[1]
+    for targets in ("nan", "1,inf"):
+        code, said = typed(*make, "--targets", targets)
+        assert code == 2 and f"cannot read `--targets {targets}`" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -325,6 +326,8 @@ def split(
 
     _beside(out)
     wanted = _numbers_in(targets, "--targets", float)
+    if not all(map(math.isfinite, wanted)):
+        raise UnimetricError(f"cannot read `--targets {targets}`", f"write distances with commas: `--targets {_LIKE['--targets']}`")
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | _overrides(settings, split), "split")
     with Display() as display:

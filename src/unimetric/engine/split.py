@@ -65,6 +65,8 @@ def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
     if not {"embeddings", "labels"} <= arrays.keys():
         raise UnimetricError(f"{path}: not an .npz file of `embeddings` and `labels`: it holds {', '.join(arrays) or 'nothing'}", hint)
     features, labels = arrays["embeddings"], arrays["labels"]
+    if features.dtype.kind not in "fiub" or features.ndim != 2 or not features.size:
+        raise UnimetricError(f"{path}: `embeddings` are {features.dtype} {features.shape}", "save real numbers, one row a picture: (N, C)")
     if len(features) != len(table) or not np.array_equal(labels, table.labels):
         raise UnimetricError(
             f"{path}: features of {len(features):,} pictures that are not, in this order, the {len(table):,} of the dataset",
@@ -72,7 +74,7 @@ def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
         )
     if not np.isfinite(features).all():
         raise UnimetricError(f"{path}: some features are not finite", "make them again, with `precision=32-true`")
-    return features
+    return features.astype(features.dtype.newbyteorder("="), copy=False)
 
 
 def make_splits(
