@@ -76,6 +76,13 @@ def test_distances(file):
         ({"classes": ["b", *NAMES[:0:-1]]}, "split=1", "names the class `b` twice"),
         ({"classes": 3}, "split=1", "is not a list of class names"),
         ({"history": [{"key": "0", "train": [0, 1], "test": [1, 2]}]}, "split=1", "the class `g` is in training and in test"),
+        ({"history": {"0": {}}}, "split=1", r"splits\.json: history is not a list of splits"),
+        ({"history": [1, 2]}, "split=1", r"splits\.json: history is not a list of splits"),
+        ({"history": [{"train": [0, 1], "test": [2, 3]}]}, "split=1", r"splits\.json: history is not a list of splits"),
+        ({"history": [{"key": "0", "train": ["a"], "test": [1, 2]}]}, "split=1", "split 1, train: not a list of rows of its 8 classes"),
+        ({"history": [{"key": "0", "train": [0, 99], "test": [1, 2]}]}, "split=1", "split 1, train: not a list of rows"),
+        ({"history": [{"key": "0", "train": [0, 1], "test": [-1, -2]}]}, "split=1", "split 1, test: not a list of rows"),
+        ({"history": [{"key": "0", "train": [0.5, 1.5], "test": [2, 3]}]}, "split=1", "split 1, train: not a list of rows"),
     ],
 )
 def test_refused(file, change, text, message):

@@ -32,11 +32,21 @@ def ood(table: Table, *, path: str, split: int = 1, key: str = "", validation: f
         )
     names = file.get("classes")
     wanted = key or str(choose(choose(choose(file, "splits", path), str(split), f"{path}: splits"), "key", f"{path}: split {split}"))
-    steps = {str(step["key"]): step for step in file["history"]}
+    history = file["history"]
+    if not isinstance(history, list) or not all(isinstance(step, dict) and "key" in step for step in history):
+        raise UnimetricError(f"{path}: history is not a list of splits, each with its `key`", "make the file again with `unimetric split`")
+    steps = {str(step["key"]): step for step in history}
     step = choose(steps, wanted, f"{path}: history")
     place = f"{path}: split {wanted if key else split}"
     number = classes(table, names, f"{path}: classes")
-    sides = [number[np.asarray(choose(step, side, place), np.int64)] for side in ("train", "test")]
+    sides = []
+    for side in ("train", "test"):
+        rows = choose(step, side, place)
+        if not isinstance(rows, list) or not all(type(row) is int and 0 <= row < len(number) for row in rows):
+            raise UnimetricError(
+                f"{place}, {side}: not a list of rows of its {len(number)} classes", "make the file again with `unimetric split`"
+            )
+        sides.append(number[np.asarray(rows, np.int64)])
     return divide(table, sides[0], sides[1], place, validation=validation, seed=seed)
 
 
