@@ -146,6 +146,10 @@ def test_pictures_called_otherwise(tmp_path):
         (lambda entry: entry["test_episodes"]["2"]["0"].pop("e"), "2 shots, episode 0: its classes are not the test classes"),
         (lambda entry: entry["test_episodes"]["2"]["0"]["e"].pop(), "episode 0: the class `e` has not 2 different pictures"),
         (lambda entry: entry["test_episodes"]["2"]["0"].update(e=["40.jpg"] * 2), "the class `e` has not 2 different pictures"),
+        (lambda entry: entry["test_episodes"]["2"]["0"].update(e=[["40.jpg"], ["41.jpg"]]), "its episodes name 2 absent pictures"),
+        (lambda entry: entry.update(test_episodes=["2"]), "split 1: its test_episodes are not tables in tables"),
+        (lambda entry: entry["test_episodes"].update({"2": ["0"]}), "its test_episodes are not tables in tables"),
+        (lambda entry: entry["test_episodes"]["2"].update({"0": ["e"]}), "its test_episodes are not tables in tables"),
     ],
 )
 def test_refused(tmp_path, change, message):

@@ -77,6 +77,10 @@ def _episodes(table: Table, entry: dict[str, Any], test: np.ndarray, place: str,
     wanted = entry.get("test_episodes", {})
     if not wanted:
         return {}
+    if not isinstance(wanted, dict) or not all(
+        isinstance(group, dict) and all(isinstance(episode, dict) for episode in group.values()) for group in wanted.values()
+    ):
+        raise UnimetricError(f"{place}: its test_episodes are not tables in tables", "see docs/concepts/shift.md for the form of the file")
     rows = _pictures(table, test)
     found: dict[str, list[np.ndarray]] = {}
     absent: list[str] = []
@@ -90,11 +94,11 @@ def _episodes(table: Table, entry: dict[str, Any], test: np.ndarray, place: str,
             support = []
             for name, class_ in zip(episode, classes(table, list(episode), here), strict=True):
                 pictures = episode[name]
-                if not isinstance(pictures, list) or len(set(pictures)) != len(pictures) or str(len(pictures)) != shots:
+                if not isinstance(pictures, list) or len(set(map(str, pictures))) != len(pictures) or str(len(pictures)) != shots:
                     raise UnimetricError(f"{here}: the class `{name}` has not {shots} different pictures", "mend the file")
                 named += len(pictures)
                 for picture in pictures:
-                    row = rows.get((int(class_), picture))
+                    row = rows.get((int(class_), str(picture)))
                     if row is None:
                         absent.append(f"`{picture}` of `{name}`")
                     else:
