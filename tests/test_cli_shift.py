@@ -81,3 +81,18 @@ def test_features_that_are_none(typed, tmp_path):
     for targets in ("nan", "1,inf"):
         code, said = typed(*make, "--targets", targets)
         assert code == 2 and f"cannot read `--targets {targets}`" in said
+
+
+def test_what_shift_and_ensemble_cannot_compare(typed, tmp_path):
+    data = "folder(root='pictures')"
+    make = ["split", data, "--backbone", "small(channels=16)", "--features", "f.npz", "--out", "s.json", "--swaps", "1", "--count", "4"]
+    assert typed(*make, "--choose", "2", *SMALL)[0] == 0
+    for words, says in (
+        (["f.npz", "--metrics", ""], "nothing to compare the runs by"),
+        (["f.npz", "--metrics", "per_source"], "`--metrics per_source` gives several numbers"),
+        (["f.npz", "--structure", "pi_ratio"], "have no structure of training"),
+    ):
+        code, said = typed("shift", *words, "--splits", "s.json", "--dataset", data)
+        assert code == 2 and says in said and "hint: " in said and not (tmp_path / "shift.json").exists()
+    code, said = typed("ensemble", "run", "--metrics", " ; ")
+    assert code == 2 and "nothing to measure" in said

@@ -43,6 +43,8 @@ def ensemble(
     """
     if not runs:
         raise UnimetricError("an ensemble of no runs", "name run folders")
+    if not metrics:
+        raise UnimetricError("nothing to measure", "name metrics, such as `--metrics unified`")
     check_metrics(metrics)
     opened = [open_run(run, backbone=overrides.get("backbone", "")) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))

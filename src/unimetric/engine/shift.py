@@ -52,6 +52,8 @@ def shift_report(
         `methods`: by name their splits, distances, scores and AGS, and the change against the mean on splits that all of them have;
         `structure`: slope and correlation for each metric of structure.
     """
+    if not metrics:
+        raise UnimetricError("nothing to compare the runs by", 'name metrics that they have measured: `--metrics "recall(k=1)"`')
     folders = [Path(target) for target in targets if not str(target).endswith(".npz")]
     if structure and not folders:
         raise UnimetricError(
@@ -138,7 +140,10 @@ def _without_training(path: Path, table: Table, splits: str, metrics: list[str])
     for number in (number for number in known if not number.startswith("key ")):
         part, arguments = bind("splits", f"{'ood' if ours else 'published'}(path={splits!r}, split={number})", seed=0)
         rows = part(table, **(arguments if ours else arguments | {"on_missing": "skip"})).test
-        found[number] = [measure(space_of(features[torch.from_numpy(rows)], table, rows), metrics)]
+        numbers = measure(space_of(features[torch.from_numpy(rows)], table, rows), metrics)
+        if several := [text for text in metrics if text not in numbers]:
+            raise UnimetricError(f"`--metrics {several[0]}` gives several numbers", "name metrics that give one, such as `recall(k=1)`")
+        found[number] = [numbers]
     return found
 
 
