@@ -54,7 +54,7 @@ def test_a_search_without_validation_classes_is_refused(search: Path, tmp_path: 
 
 
 def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "done").write_text('{"epoch": 1, "test/recall(k=1)": 0.9}')
+    (tmp_path / "done").write_text('{"epoch": 1, "chosen_on": "test", "test/recall(k=1)": 0.9}')
     with pytest.raises(UnimetricError, match="not measured on validation classes"):
         judged(tmp_path)
 
@@ -62,7 +62,8 @@ def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
 def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judging.py").write_text("def error(space): ...\n\nerror.better = 'lower'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "done").write_text('{"epoch": 1, "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}')
+    line = {"epoch": 1, "chosen_on": "validation", "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}
+    (tmp_path / "done").write_text(json.dumps(line))
     (tmp_path / "config.toml").write_text("metrics = ['judging.error', 'recall']")
     assert judged(tmp_path) == -0.3
     (tmp_path / "config.toml").write_text("metrics = ['recall', 'judging.error']")

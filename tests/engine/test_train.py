@@ -255,6 +255,10 @@ def test_a_run_folder_that_was_spoilt(config: RunConfig, tmp_path: Path) -> None
     config = changed(config, epochs=1, loss="arcface", miner="")
     folder = tmp_path / "run"
     best = train(config, folder, quiet=True)
+    for content in ("[]", "{}", '{"epoch": 1}', '{"epoch": 1, "chosen_on": "test", "test/recall(k=1)": null}'):
+        (folder / "done").write_text(content)
+        with pytest.raises(UnimetricError, match="done: not the line of a best epoch"):
+            train(config, folder, quiet=True)
     (folder / "done").write_text("{")
     with pytest.raises(UnimetricError, match="done: unreadable"):
         train(config, folder, quiet=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from unimetric.bench.grid import Run, expand, read_settings
 from unimetric.bench.study import study
 from unimetric.config import from_settings, load, score
+from unimetric.engine.log import read_done
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
 
@@ -65,7 +65,7 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
 
 def judged(folder: Path) -> float:
     """The first metric of a finished run on its validation classes, at its best epoch; with a minus where lower is better."""
-    line = json.loads((folder / "done").read_text())
+    line = read_done(folder)
     if not any(key.startswith("validation/") for key in line):
         raise UnimetricError(f"{folder}: was not measured on validation classes", "write `split = 'standard(validation=0.2)'`")
     return score(load(folder / "config.toml").metrics[:1], line, "validation")

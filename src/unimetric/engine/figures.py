@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jaxtyping import Float
 from unimetric.config import load
 from unimetric.engine.canvas import Canvas
 from unimetric.engine.evaluate import open_fabric, open_run, read_table, readable
+from unimetric.engine.log import read_done
 from unimetric.engine.pictures import Look, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, signature
@@ -112,7 +112,7 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         parameters = signature(part).parameters
         if "keep" not in parameters:
             raise UnimetricError(f"{run}: `{config.adapter}` has no `keep`", "name runs of `stochastic_adapter`, `puma` or `lora`")
-        line = json.loads((Path(run) / "done").read_text())
+        line = read_done(Path(run))
         numbers = {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")}
         found[arguments.get("keep", parameters["keep"].default)] = numbers
     found = dict(sorted(found.items()))

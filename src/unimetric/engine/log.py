@@ -100,10 +100,15 @@ def finite(total: float, epoch: int, step: int, folder: Path) -> float:
 
 def read_done(folder: Path) -> dict[str, Any]:
     """The line of the best epoch of a finished run."""
+    hint = "remove the file, and the run ends from its checkpoint"
     try:
-        return json.loads((folder / "done").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnimetricError(f"{folder / 'done'}: unreadable: {error}", "remove the file, and the run ends from its checkpoint") from None
+        line = json.loads((folder / "done").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnimetricError(f"{folder / 'done'}: unreadable: {error}", hint) from None
+    measured = [value for key, value in line.items() if "/" in key] if isinstance(line, dict) else []
+    if not measured or not {"epoch", "chosen_on"} <= line.keys() or not all(isinstance(value, int | float) for value in measured):
+        raise UnimetricError(f"{folder / 'done'}: not the line of a best epoch", hint)
+    return line
 
 
 def described(line: dict[str, Any], epochs: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from unimetric.config import NO_RESULT, RunConfig, load
 from unimetric.engine.canvas import Canvas
 from unimetric.engine.evaluate import evaluate, space_of
+from unimetric.engine.log import read_done
 from unimetric.engine.split import read_features
 from unimetric.errors import UnimetricError, closest
 from unimetric.metrics import measure
@@ -124,7 +124,7 @@ def _distance(file: str, number: str) -> float:
 
 
 def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:
-    line = json.loads((folder / "done").read_text())
+    line = read_done(folder)
     for metric in metrics:
         if f"test/{metric}" not in line:
             measured = [key.removeprefix("test/") for key in line if key.startswith("test/")]
