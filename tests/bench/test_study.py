@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from unimetric.bench.grid import expand, read_grid
-from unimetric.bench.study import study
+from unimetric.bench.study import remember, study
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -115,3 +115,9 @@ def test_a_cluster_gives_the_same_results_and_may_lose_a_worker(grid: Path, tmp_
 def _ours(process: psutil.Process) -> bool:
     me = os.getpid()
     return any(parent.pid == me for parent in process.parents())
+
+
+def test_a_study_json_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("[]")
+    remember(expand({"seed": [0, 1]}), str(tmp_path))
+    assert [labels["seed"] for labels in json.loads((tmp_path / "study.json").read_text()).values()] == ["0", "1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,3 +61,11 @@ def test_folders_without_any_run_are_refused(tmp_path: Path) -> None:
 def test_a_report_needs_no_torch() -> None:
     code = "import sys, unimetric.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("names", [3, ["a"], None, {"seed": 3}])
+def test_what_a_study_calls_its_runs_may_be_altered(names: object, runs: Callable[..., Path]) -> None:
+    place = runs(2)
+    labels = json.loads((place / "study.json").read_text())
+    (place / "study.json").write_text(json.dumps(dict.fromkeys(labels, names)))
+    assert report([place], place / "page.html") == []

@@ -69,6 +69,7 @@ def remember(runs: list[Run], place: str) -> None:
         before = json.loads(read(place, "study.json") or b"{}")
     except ValueError:
         before = {}
+    before = before if isinstance(before, dict) else {}
     write(place, "study.json", json.dumps(before | {run.config.run_id: run.labels for run in runs}, indent=1).encode())
 
 

@@ -124,7 +124,9 @@ def _labels(path: Path) -> dict[str, dict[str, str]]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {run_id: {axis: str(value) for axis, value in names.items()} for run_id, names in found.items() if isinstance(names, dict)}
 
 
 def _reason(error: Exception) -> str:
