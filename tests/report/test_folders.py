@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
@@ -26,16 +27,35 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "not finished": lambda folder: (folder / "done").unlink(),
     "half a `done`": lambda folder: (folder / "done").write_text('{"epoch": 4, "test/rec'),
     "a `done` that is no table": lambda folder: (folder / "done").write_text("3"),
+    "a `done` without numbers": lambda folder: (folder / "done").write_text('{"epoch": 4, "test/recall(k=1)": null}'),
+    "a `done` of other kinds": lambda folder: (folder / "done").write_text('{"epoch": 4, "lower_is_better": 3}'),
+    "a line of words": lambda folder: (folder / "metrics.jsonl").write_text('{"epoch": 1, "test/recall(k=1)": "high"}\n'),
     "half a line": lambda folder: (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo'),
     "a line without an epoch": lambda folder: (folder / "metrics.jsonl").write_text("{}\n"),
     "no settings": lambda folder: (folder / "config.toml").unlink(),
     "half the settings": lambda folder: (folder / "config.toml").write_text('dataset = "cub'),
     "settings in zeros": lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00" * 10),
     "settings that lack some": lambda folder: (folder / "config.toml").write_text("seed = 0\n"),
+    "settings with a date": lambda folder: (folder / "config.toml").open("a").write("when = 2026-01-01\n"),
     "no environment": lambda folder: (folder / "environment.json").unlink(),
     "an empty gallery": lambda folder: (folder / "gallery.npz").write_bytes(b""),
     "half a gallery": lambda folder: (folder / "gallery.npz").write_bytes((folder / "gallery.npz").read_bytes()[:900]),
+    "a gallery without ends": lambda folder: _altered(folder, ends=np.array(3)),
+    "a gallery of flat points": lambda folder: _altered(folder, embeddings=np.zeros(24)),
+    "a gallery at no distance": lambda folder: _altered(folder, shift=np.array("far")),
+    "a gallery that points outside": lambda folder: _altered(folder, neighbours=np.full((3, 4), 99)),
 }
+
+
+def _altered(folder: Path, **arrays: np.ndarray) -> None:
+    np.savez(folder / "gallery.npz", **(dict(np.load(folder / "gallery.npz")) | arrays))
+
+
+def test_settings_may_begin_with_a_mark_of_order(runs: Callable[..., Path]) -> None:
+    place = runs(1)
+    file = next(place.glob("*/config.toml"))
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # as some editors write UTF-8, and `train` reads it
+    assert len(read_runs([place])[0]) == 1
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -16,6 +16,8 @@ from unimetric.errors import UnimetricError
 
 _NEEDED_ARRAYS = {"embeddings", "labels", "names", "source", "queries", "neighbours", "spectrum", "thumbnails", "ends", "shift"}
 
+_MEASURED = ("loss", "test/", "validation/")
+
 
 @dataclass(frozen=True, eq=False)
 class Record:
@@ -92,9 +94,11 @@ class _Unfinished(ValueError):
 def _read(folder: Path, labels: dict[str, dict[str, str]]) -> Record:
     if not (folder / "config.toml").exists():
         raise _Unfinished("not a run folder (it has no config.toml)")
-    settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8-sig"))
     if missing := {"dataset", "loss", "seed", "epochs", "metrics"} - settings.keys():
         raise _Unfinished(f"config.toml has no `{min(missing)}`")
+    if odd := [key for key, value in settings.items() if not isinstance(value, str | int | float | list)]:
+        raise _Unfinished(f"config.toml: `{odd[0]}` is no setting")
     if not (folder / "done").exists():
         raise _Unfinished("not finished (it has no `done`)")
     best = json.loads((folder / "done").read_text(encoding="utf-8"))
@@ -102,6 +106,10 @@ def _read(folder: Path, labels: dict[str, dict[str, str]]) -> Record:
     for line in [best, *lines]:
         if not isinstance(line, dict) or not isinstance(line.get("epoch"), int):
             raise _Unfinished("metrics.jsonl or done has a line without an epoch")
+        if odd := [key for key, value in line.items() if key.startswith(_MEASURED) and not isinstance(value, int | float)]:
+            raise _Unfinished(f"metrics.jsonl or done: `{odd[0]}` is no number")
+    if not isinstance(best.get("lower_is_better", []), list):
+        raise _Unfinished("done: `lower_is_better` is no list")
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     if not isinstance(environment, dict):
         raise _Unfinished("environment.json holds no table")
@@ -116,6 +124,13 @@ def _gallery(path: Path) -> dict[str, np.ndarray]:
         arrays = dict(file)
     if missing := _NEEDED_ARRAYS - arrays.keys():
         raise _Unfinished(f"gallery.npz has no `{min(missing)}`")
+    points = len(arrays["embeddings"]) if arrays["embeddings"].ndim == 2 else -1
+    rows = all(arrays[key].shape == (points,) for key in ("labels", "names", "ends"))
+    if not rows or arrays["neighbours"].ndim != 2 or arrays["spectrum"].ndim != 1 or arrays["shift"].dtype.kind != "f":
+        raise _Unfinished("gallery.npz contradicts itself")
+    for key in ("queries", "neighbours"):
+        if arrays[key].dtype.kind not in "iu" or (arrays[key].size and not 0 <= arrays[key].min() <= arrays[key].max() < points):
+            raise _Unfinished(f"gallery.npz: `{key}` points outside of it")
     return arrays
 
 

@@ -100,7 +100,7 @@ def at_own_epochs(record: Record) -> Record:
         if line["epoch"]:  # before the first, nothing was trained
             for key, value in line.items():
                 metric = key.removeprefix("test/")
-                if key.startswith("test/") and not is_structure(metric):
+                if key.startswith("test/") and not is_structure(metric) and math.isfinite(value):
                     best[key] = (min if record.prefers_less(metric) else max)(value, best.get(key, value))
     return replace(record, best=best)
 
