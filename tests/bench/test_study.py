@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from unimetric.bench.grid import expand, read_grid
+from unimetric.bench.storage import local_copies
 from unimetric.bench.study import remember, study
+from unimetric.errors import UnimetricError
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -121,3 +123,19 @@ def test_a_study_json_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("[]")
     remember(expand({"seed": [0, 1]}), str(tmp_path))
     assert [labels["seed"] for labels in json.loads((tmp_path / "study.json").read_text()).values()] == ["0", "1"]
+
+
+def test_a_study_here_has_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, says in (
+        ("memory://bucket/study", "is no folder of this machine"),
+        ("nowhere://study", "nowhere://study: cannot be reached"),
+    ):
+        with pytest.raises(UnimetricError, match=says):
+            study(expand({"seed": [0]}), place, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_storage_that_is_not_known_is_named() -> None:
+    with pytest.raises(UnimetricError, match="nowhere://study: cannot be reached"), local_copies(["nowhere://study"]):
+        pass

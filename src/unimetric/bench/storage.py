@@ -10,30 +10,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
 
 _WEIGHTS = (".safetensors",)
 
 
+def _opened(place: str) -> tuple[Any, str]:
+    """The file system that a place lies on, and where."""
+    try:
+        return fsspec.core.url_to_fs(place)
+    except (ValueError, ImportError) as error:
+        hint = "install it" if isinstance(error, ImportError) else "name a folder, or a place such as `s3://bucket/study`"
+        raise UnimetricError(f"{place}: cannot be reached: {error}", hint) from None
+
+
 def on_disk(place: str) -> Path | None:
     """The folder behind a place if this machine can open it as a folder (a disk, or one shared over the network); otherwise nothing."""
-    files, path = fsspec.core.url_to_fs(place)
+    files, path = _opened(place)
     return Path(path) if isinstance(files, LocalFileSystem) else None
 
 
 def finished(place: str, run_id: str, *, pictures: bool = False) -> bool:
     """Whether a run is done, and has its pictures for the report if they are wanted."""
-    files, path = fsspec.core.url_to_fs(place)
+    files, path = _opened(place)
     return all(files.exists(f"{path}/{run_id}/{name}") for name in ("done", *(("gallery.npz",) if pictures else ())))
 
 
 def read(place: str, name: str) -> bytes | None:
     """A small file, if it is there."""
-    files, path = fsspec.core.url_to_fs(place)
+    files, path = _opened(place)
     files.invalidate_cache()
     try:
         return files.cat_file(f"{path}/{name}")
@@ -49,7 +60,7 @@ def pull(place: str, folder: Path, *, weights: bool = True) -> None:
         folder: where to put it.
         weights: bring checkpoints and models, too; a report needs none.
     """
-    files, path = fsspec.core.url_to_fs(place)
+    files, path = _opened(place)
     files.invalidate_cache()
     root = files._strip_protocol(path)
     for each in files.find(path):
@@ -110,7 +121,7 @@ class Mirror:
     def _send(self, path: Path, name: str) -> None:
         state = path.stat()
         if self.sent.get(name) != (state.st_mtime, state.st_size):
-            files, root = fsspec.core.url_to_fs(self.place)
+            files, root = _opened(self.place)
             files.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
             files.put_file(str(path), f"{root}/{name}")
             self.sent[name] = (state.st_mtime, state.st_size)
@@ -138,7 +149,7 @@ def write(place: str, name: str, data: bytes) -> None:
     if folder is not None:
         write_bytes(folder / name, data)
         return
-    files, path = fsspec.core.url_to_fs(place)
+    files, path = _opened(place)
     files.makedirs(path, exist_ok=True)
     files.pipe_file(f"{path}/{name}", data)
 
@@ -160,5 +171,5 @@ def local_copies(places: list[str]) -> Iterator[list[Path]]:
 
 def absolute(place: str | Path) -> str:
     """A place that means the same from every working directory."""
-    files, path = fsspec.core.url_to_fs(str(place))
+    files, path = _opened(str(place))
     return str(Path(path).absolute()) if isinstance(files, LocalFileSystem) else str(place)

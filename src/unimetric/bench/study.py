@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unimetric.bench.board import Board
 from unimetric.bench.grid import Run
-from unimetric.bench.storage import absolute, finished, read, write
+from unimetric.bench.storage import absolute, finished, on_disk, read, write
 from unimetric.bench.worker import work_apart
 from unimetric.errors import Interrupted, UnimetricError
 
@@ -31,6 +31,8 @@ def study(runs: list[Run], out: str | Path, *, pictures: bool = True, quiet: boo
         the state of each run: `done` or `failed`.
     """
     place = absolute(out)
+    if on_disk(place) is None:
+        raise UnimetricError(f"{out}: is no folder of this machine", "name a folder, or run the study on a cluster with `--ray`")
     logs = Path(place) / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
