@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -370,3 +372,17 @@ def test_a_folder_is_no_file_to_write(refused, pictures: Path, tmp_path: Path, m
     refused("evaluate", "a.npz", "--out", ".", says=".: is a folder")
     refused("evaluate", "small", "--save", ".", says=".: is a folder")
     refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")
+
+
+def test_names_that_are_not_utf8(pictures: Path, tmp_path: Path) -> None:
+    try:
+        (pictures / "class0").rename(os.fsdecode(bytes(pictures) + b"/caf\xe9"))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    (pictures / "caf\udce9" / "5.jpg").write_bytes(b"junk")
+    words = ["train", *settings(pictures, "on_bad_picture=skip", "logger=none"), "--out", str(tmp_path / "run")]
+    for more in (words, ["report", str(tmp_path / "run"), "--look", "--out", str(tmp_path / "page.html")]):
+        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run([sys.executable, "-m", "unimetric.cli", *more], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert b"caf\xe9/5.jpg" in (tmp_path / "run" / "skipped.txt").read_bytes()

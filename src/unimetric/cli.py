@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -27,6 +28,9 @@ Settings = Annotated[list[str] | None, typer.Argument(help="Settings as `key=val
 
 def main() -> None:
     """The command `unimetric`: mistakes that the user can mend end with a sentence, a hint and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8, nor the terminal
     try:
         app(standalone_mode=True)
     except UnimetricError as error:

@@ -32,7 +32,7 @@ def atomic(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """A small file, atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")  # a file's name need not be UTF-8
 
 
 def write_bytes(path: Path, data: bytes) -> None:

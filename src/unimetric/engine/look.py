@@ -66,7 +66,7 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
 def _readable(folder: Path, table: Table, rows: np.ndarray) -> np.ndarray:
     """Without the pictures that training left out."""
     list_ = folder / "skipped.txt"
-    lines = list_.read_text(encoding="utf-8").splitlines() if list_.exists() else []
+    lines = list_.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if list_.exists() else []
     return np.array([row for row in rows if not any(line.startswith(f"{table.paths[row]}: ") for line in lines)], np.int64)
 
 
