@@ -386,3 +386,12 @@ def test_names_that_are_not_utf8(pictures: Path, tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "unimetric.cli", *more], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert b"caf\xe9/5.jpg" in (tmp_path / "run" / "skipped.txt").read_bytes()
+
+
+def test_a_run_has_the_model_that_it_was_trained_with(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert run(capsys, monkeypatch, "train", *settings(pictures), "--out", folder)[0] == 0
+    for verb in (["evaluate", folder], ["adapt", folder, "--shots", "2"], ["ensemble", folder]):
+        refused(*verb, "head=linear(dim=3)", says="was trained with `head = ")
+        refused(*verb, "backbone=small(channels=8)", says="model.safetensors: weights of another model")
+    assert run(capsys, monkeypatch, "adapt", folder, "--seed", str(2**64))[0] == 2

@@ -367,7 +367,7 @@ def adapt(
     draw: Annotated[str, typer.Option(help="published, random, or auto: published where there are any.")] = "auto",
     iterations: Annotated[int, typer.Option(help="Steps an episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
     looks: Annotated[int, typer.Option(help="Random crops of each picture; 0 for its centre alone.", min=0)] = 16,
-    seed: Annotated[int, typer.Option(help="Of episodes, crops and batches.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of episodes, crops and batches.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Show a run a few pictures of each new class: only its last layer learns, and recall is measured before and after.
 
@@ -502,7 +502,7 @@ def tune(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders go; default `runs/<name of the search>`.")] = None,
     trials: Annotated[int, typer.Option(help="Runs in all, those of earlier times among them.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the search.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Search for the best settings on validation classes, which are taken from the training classes; test classes decide nothing.
 

@@ -62,4 +62,7 @@ class Trained:
         try:
             self.model.load_state_dict(tensors, strict=False)
         except RuntimeError as error:  # other shapes
-            raise UnimetricError(f"{self.place}: weights of another model: {str(error).splitlines()[-1].strip()}") from None
+            raise UnimetricError(
+                f"{self.place}: weights of another model: {str(error).splitlines()[-1].strip()}",
+                "name the `backbone`, `adapter` and `head` that they were trained in, as the run's config.toml had them",
+            ) from None
