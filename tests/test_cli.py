@@ -395,3 +395,16 @@ def test_a_run_has_the_model_that_it_was_trained_with(refused, capsys, monkeypat
         refused(*verb, "head=linear(dim=3)", says="was trained with `head = ")
         refused(*verb, "backbone=small(channels=8)", says="model.safetensors: weights of another model")
     assert run(capsys, monkeypatch, "adapt", folder, "--seed", str(2**64))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("loss=margin(num_classes=1)", "`num_classes` is 2 in this run, not 1"),  # this one ended the process
+        ("loss=arcface(num_classes=1)", "`num_classes` is 2 in this run, not 1"),
+        ("loss=arcface(dim=3)", "`dim` is 8 in this run, not 3"),
+        ("head=linear(dim=8, features=3)", "`features` is 16 in this run, not 3"),
+    ],
+)
+def test_a_size_that_is_not_the_runs_own(refused, pictures: Path, tmp_path: Path, setting: str, says: str) -> None:
+    refused("train", *settings(pictures, setting), "--out", str(tmp_path / "run"), says=says)

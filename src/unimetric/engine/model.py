@@ -95,6 +95,23 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.
     return objective
 
 
+def refuse_other_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
+    """Stop at a size that was written and that the run's own does not fit: torch would say so in the first step, or read what is not there.
+
+    Args:
+        config: its head and loss.
+        model: as `build_model` makes it.
+        num_classes: to train on.
+    """
+    known = {"num_classes": num_classes, "dim": model.dim, "features": model.channels}
+    for kind, text in (("heads", config.head), ("losses", config.loss)):
+        written = bind(kind, text, **({"features": model.channels} if kind == "heads" else known))[1]
+        for key in ("features",) if kind == "heads" else ("num_classes", "dim"):
+            good = (model.dim, *model.dims) if key == "dim" else (known[key],)
+            if key in written and written[key] not in good and not (key == "num_classes" and written[key] > num_classes):
+                raise UnimetricError(f"`{text}`: `{key}` is {known[key]} in this run, not {written[key]}", f"leave `{key}` out")
+
+
 def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> torch.optim.Optimizer:
     """One optimiser with a group for the backbone, the head, and the parts of the objective that have parameters and the same options.
 

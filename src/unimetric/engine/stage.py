@@ -16,7 +16,7 @@ from unimetric.engine.display import Display
 from unimetric.engine.evaluate import embed, read_table, readable, space_of
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
-from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
+from unimetric.engine.model import Model, build_model, build_objective, build_optimizer, refuse_other_sizes
 from unimetric.engine.pictures import Look, Resident, Streamed, open_pictures
 from unimetric.geometry import seed_dice
 from unimetric.metrics import measure
@@ -83,6 +83,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     table, split = read_table(config)
     labels = np.unique(table.labels[split.train], return_inverse=True)[1]
     bare = build_model(config)
+    refuse_other_sizes(config, bare, num_classes=int(labels.max()) + 1)
     objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
