@@ -54,3 +54,22 @@ def test_every_file_of_a_kind_defines_what_its_name_says(kind: str) -> None:
     assert names(kind)
     for name in names(kind):
         assert find(kind, name).__doc__
+
+
+def test_numbers_that_nothing_can_count_with() -> None:
+    for text in ("margin(beta=1e999)", "margin(beta=-1e999)", f"margin(beta={10**20})"):
+        assert "`beta` in" in refused(text) and "is out of range" in refused(text)
+    assert "`k` in" in refused(f"recall(k={2**63})", "metrics")
+    assert "`dims` in" in refused("s2sd(dims=(512, 1e999))", "objectives", num_classes=4, dim=4, features=4)
+    for seed in (-1, 2**32):
+        assert "`seed` in" in refused(f"few_shot(seed={seed})", "splits")
+
+
+def test_a_miner_is_a_text() -> None:
+    assert "`miner` in `circle(miner=-1)` must be str or None, not -1" in refused("circle(miner=-1)")
+    assert "`miner` in `rho(miner=[])` must be str, not []" in refused("rho(miner=[])", "miners")
+    assert create("miners", "rho", miner=create("miners", "semihard")) is not None
+
+
+def test_code_that_does_not_say_its_arguments() -> None:
+    assert "`OrderedDict` does not say its arguments" in refused("collections.OrderedDict()", "heads")

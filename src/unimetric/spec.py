@@ -11,6 +11,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,12 @@ def find(kind: str, name: str) -> Any:
 
 def signature(part: Any) -> inspect.Signature:
     """What a part takes when it is built; a function is built by giving its keyword-only arguments."""
-    return inspect.signature(part)
+    try:
+        return inspect.signature(part)
+    except ValueError:  # some that are built into Python
+        raise UnimetricError(
+            f"`{getattr(part, '__name__', part)}` does not say its arguments", "name a class or a function of your own"
+        ) from None
 
 
 def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
@@ -134,6 +140,10 @@ def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
             raise UnimetricError(f"`{key}` is given twice in `{text}`", f"write `{key}=` once")
         written[key] = value
     for key, value in written.items():
+        if _out_of_range(value, key):
+            raise UnimetricError(
+                f"`{key}` in `{text}` is out of range", "write a finite number of at most 64 bits; a seed from 0 to 2**32 - 1"
+            )
         if key in parameters:
             _check_type(text, key, value, parameters[key])
     for key, value in offered.items():
@@ -153,12 +163,22 @@ def _is_input(part: Any, parameter: inspect.Parameter) -> bool:
     return inspect.isfunction(part) and parameter.kind is not parameter.KEYWORD_ONLY
 
 
+def _out_of_range(value: Any, key: str = "") -> bool:
+    """Whether a number, alone or in a list, is one that torch and numpy cannot count with, or that no generator takes for a seed."""
+    if isinstance(value, list | tuple):
+        return any(map(_out_of_range, value))
+    if isinstance(value, int):
+        return not (0 <= value < 2**32 if key == "seed" else -(2**63) <= value < 2**63)
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 _LITERALS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
 def _check_type(text: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
     """Catch `margin(beta="1.2")` here, rather than as a puzzle inside torch. Only plain annotations are judged."""
     allowed = str(parameter.annotation).replace(" ", "").split("|")
+    allowed = [word for word in allowed if word != "nn.Module"]  # a part already built, which no text can be
     # Lists of names are left to the part, which knows what can be in them.
     if not all(word == "None" or word in _LITERALS or set(_items(word)) <= {"int", "float"} for word in allowed):
         return
