@@ -123,3 +123,8 @@ def test_a_value_that_toml_cannot_hold_is_refused(value: str, tmp_path: Path) ->
 def test_a_word_is_one_setting() -> None:
     with pytest.raises(UnimetricError, match="several lines"):
         override("seed=3\nepochs=5")
+
+
+@pytest.mark.parametrize("key", ["batch_size", "workers", "seed"])
+def test_numbers_that_no_machine_bears(key: str) -> None:
+    assert f"`{key}` must be at most" in refused(**{key: 10**14})

@@ -73,3 +73,17 @@ def test_a_miner_is_a_text() -> None:
 
 def test_code_that_does_not_say_its_arguments() -> None:
     assert "`OrderedDict` does not say its arguments" in refused("collections.OrderedDict()", "heads")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("backbones", "small(channels=7)"),
+        ("backbones", "small(channels=0)"),
+        ("losses", "histogram(nodes=1)"),
+        ("losses", "hyperbolic(curvature=-1)"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_when_a_part_is_built(kind: str, text: str) -> None:
+    name, _, key = text.partition("(")
+    assert f"{name}: `{key.partition('=')[0]}` is" in refused(text, kind)

@@ -148,7 +148,8 @@ _LEAST = {
     "workers": 0,
 }
 
-_MOST = {"seed": 2**32 - 1}  # every generator of random numbers takes a seed up to there
+#: Every generator of random numbers takes a seed up to there; a batch is compared with itself, and a worker is a process.
+_MOST = {"seed": 2**32 - 1, "batch_size": 2**20, "workers": 2**10}
 
 
 def _toml(value: Any) -> str:

@@ -110,3 +110,8 @@ def test_uniformity(crowd, memory):
     unit = embeddings.numpy() / np.linalg.norm(embeddings.numpy(), axis=1, keepdims=True)
     pairs = [math.exp(-2 * float(((x - y) ** 2).sum())) for i, x in enumerate(unit) for j, y in enumerate(unit) if i != j]
     assert math.isclose(value(Space(embeddings, labels, memory=memory), "uniformity"), math.log(sum(pairs) / len(pairs)), rel_tol=1e-9)
+
+
+def test_class_spectra_of_no_values_are_refused() -> None:
+    with pytest.raises(UnimetricError, match="class_spectra: `top` is 0"):
+        measure(Space(torch.eye(4), torch.arange(4) // 2), ["class_spectra(top=0)"])

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unimetric.backbones import tokens_of
+from unimetric.errors import UnimetricError
 
 
 class Small(nn.Module):
@@ -25,6 +26,8 @@ class Small(nn.Module):
 
     def __init__(self, *, channels: int = 128) -> None:
         super().__init__()
+        if channels < 8:
+            raise UnimetricError(f"small: `channels` is {channels}", "write 8 at least: the first layer has an eighth of them")
         self.channels = channels
         layers: list[nn.Module] = []
         for before, after in pairwise([3, channels // 8, channels // 4, channels // 2, channels]):

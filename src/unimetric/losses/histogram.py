@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, compare, full
 
 
@@ -27,6 +28,8 @@ class Histogram(nn.Module):
 
     def __init__(self, *, nodes: int = 65) -> None:
         super().__init__()
+        if nodes < 2:
+            raise UnimetricError(f"histogram: `nodes` is {nodes}", "write 2 at least: a similarity lies between two of them")
         self.nodes = nodes
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

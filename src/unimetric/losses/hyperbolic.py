@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, cosines, full, match, poincare, to_ball
 
 
@@ -36,6 +37,8 @@ class Hyperbolic(nn.Module):
 
     def __init__(self, *, temperature: float = 0.2, curvature: float = 0.1, clip: float | None = 2.3, average: bool = False) -> None:
         super().__init__()
+        if curvature < 0:
+            raise UnimetricError(f"hyperbolic: `curvature` is {curvature}", "write a number above 0, or 0 for the sphere")
         self.temperature, self.curvature, self.clip, self.average = temperature, curvature, clip, average
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from unimetric.errors import UnimetricError
 from unimetric.metrics._describes import describes
 from unimetric.space import Space
 
@@ -29,6 +30,8 @@ def class_spectra(space: Space, *, top: int = 8) -> dict[str, float]:
     start = count.cumsum(0) - count
     by_size = count.argsort(descending=True, stable=True)
     dim = space.points.shape[1]
+    if top < 1:
+        raise UnimetricError(f"class_spectra: `top` is {top}", "write how many singular values are given, 1 at least")
     total = torch.zeros(top, dtype=torch.float64, device=space.device)
     sizes, done = count[by_size].tolist(), 0
     while done < space.classes:
