@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def test_the_ends_of_the_ranges(search: Path) -> None:
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1, log = true}", "the range of `beta` cannot be read"),
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0.5, high = 2, whole = true}", "the range of `beta` cannot be read"),
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {choices = []}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = inf}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\nsearch = 3", "`search` is no table"),
     ],
 )
 def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
@@ -95,3 +98,22 @@ def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
         read_search(path)
     assert says in refused.value.message
     assert str(path) in refused.value.message
+
+
+def test_what_is_written_over_a_search_is_checked_with_it(search: Path, tmp_path: Path) -> None:
+    for overrides, says in (
+        ({"loss": "margin(beta={other})"}, "`beta` is in [search] only"),
+        ({"loss": "margin"}, "nothing to search for"),
+        ({"miner": "{other}"}, "`other` is in the settings only"),
+    ):
+        with pytest.raises(UnimetricError, match=re.escape(says)):
+            tune(search, tmp_path / "runs", **overrides)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_choice_is_checked_before_the_first_run(search: Path, tmp_path: Path) -> None:
+    search.write_text(search.read_text() + 'way = {choices = ["constant", "constent", "cosine"]}\n')
+    for seed in range(3):
+        with pytest.raises(UnimetricError, match="no `constent` in schedules"):
+            tune(search, tmp_path / "runs", trials=1, seed=seed, schedule="{way}")
+    assert not (tmp_path / "runs").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,16 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
         the best value, with a minus where lower is better, and what it was found at.
     """
     optuna = _optuna()
-    settings, ranges = read_search(path)
-    settings |= overrides
+    settings, ranges = read_search(path, **overrides)
     if not re.search(r"validation\s*=\s*(?!0\b(?!\.)|0\.0*\b(?!\d)|False)", str(settings.get("split", "standard"))):
         raise UnimetricError(
             f"{path}: the split `{settings.get('split', 'standard')}` has no validation classes to choose settings on",
             "write `split = 'standard(validation=0.2)'`",
         )
+    first = {name: limits["choices"][0] if "choices" in limits else limits["low"] for name, limits in ranges.items()}
+    for name, limits in ranges.items():  # all of them now, or a misspelt one would end the search when its turn comes
+        for value in limits.get("choices", ()):
+            from_settings(filled(settings, first | {name: value}), str(path))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     place = Path(out)
@@ -71,10 +75,12 @@ def judged(folder: Path) -> float:
     return score(load(folder / "config.toml").metrics[:1], line, "validation")
 
 
-def read_search(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def read_search(path: str | Path, /, **overrides: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The settings with names in their texts, and the range of each name; they must be the same names."""
-    settings = read_settings(path)
+    settings = read_settings(path) | overrides
     ranges = settings.pop("search", {})
+    if not isinstance(ranges, dict):
+        raise UnimetricError(f"{path}: `search` is no table", "write `[search]` with `name = {low = 0.1, high = 1.0}`")
     wanted = {name for value in settings.values() for name in _names(value)}
     if not wanted:
         raise UnimetricError(
@@ -98,7 +104,7 @@ def _is_range(limits: Any) -> bool:
         return False
     low, high = limits["low"], limits["high"]
     kinds = (int,) if limits.get("whole") else (int, float)
-    return type(low) in kinds and type(high) in kinds and low <= high and (low > 0 or not limits.get("log"))
+    return type(low) in kinds and type(high) in kinds and low <= high < math.inf and low > (0 if limits.get("log") else -math.inf)
 
 
 def corners(path: str | Path) -> list[Run]:
