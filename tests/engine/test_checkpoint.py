@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from lightning_fabric.plugins import MixedPrecision
 from torch import nn
 
 from unimetric.engine.checkpoint import read_tensors, restore, save, write_tensors
+from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 
 
@@ -77,3 +79,23 @@ def test_a_checkpoint_without_a_scale_still_loads(tmp_path: Path) -> None:
         precision = _half()
         assert restore(tmp_path / f"{name}.safetensors", **parts, precision=precision) == {"epoch": 1}
         assert precision.state_dict() == _half().state_dict()
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"progress": []},
+        {"progress": {"epoch": "1"}},
+        {"progress": {"epoch": 1, "step": -1}},
+        {"groups": "x"},
+        {"numbers": [1]},
+    ],
+)
+def test_altered_notes_are_named(altered: dict, tmp_path: Path) -> None:
+    net, optimizer = _net()
+    path = tmp_path / "a.safetensors"
+    save(path, parts={"net": net}, optimizers={"optimizer": optimizer}, progress={"epoch": 1, "step": 0})
+    tensors, notes = read_tensors(path)
+    write_tensors(path, tensors, notes | altered)
+    with pytest.raises(UnimetricError, match=r"a\.safetensors: does not fit the run any more"):
+        restore(path, parts={"net": net}, optimizers={"optimizer": optimizer})

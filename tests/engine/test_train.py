@@ -267,6 +267,14 @@ def test_a_run_folder_that_was_spoilt(config: RunConfig, tmp_path: Path) -> None
     (folder / "metrics.jsonl").write_bytes(kept + b'\xff\xfe\n[1]\n{"epoch": "x"}\n')
     assert train(config, folder, quiet=True) == best
     assert (folder / "metrics.jsonl").read_bytes() == kept
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:99])
+    with pytest.raises(UnimetricError, match="unreadable checkpoint") as spoilt:
+        evaluate(folder)
+    assert "train the run again in a new folder" in spoilt.value.hint  # in this one it is done
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnimetricError, match="its weights are gone"):
+        evaluate(folder)
     (folder / "done").unlink()
     fewer = changed(config, split="standard(validation=0.34)")
     (folder / "config.toml").write_text(fewer.dump())

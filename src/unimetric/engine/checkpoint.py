@@ -49,13 +49,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
         temporary.chmod(0o666 & ~mask)  # the library lets nobody else read what it writes
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote."""
+def read_tensors(path: Path, hint: str = "remove the file to begin anew") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; an error with this hint where it is altered."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["notes"])  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UnimetricError(f"{path}: unreadable checkpoint: {error}", "remove the file to begin anew") from None
+        raise UnimetricError(f"{path}: unreadable checkpoint: {error}", hint) from None
 
 
 def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any], precision: Any | None = None) -> None:
@@ -94,7 +94,7 @@ def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], pr
         if precision is not None and notes.get("scale"):  # older checkpoints have none, and most precisions have nothing in it
             precision.load_state_dict(notes["scale"])
         return _restored(tensors, notes, parts, optimizers)
-    except (RuntimeError, ValueError, KeyError, IndexError) as error:  # other shapes, or other parts
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # other shapes, other parts, altered notes
         reason = (str(error) or type(error).__name__).splitlines()[-1].strip()
         raise UnimetricError(
             f"{path}: does not fit the run any more: {reason}",
@@ -123,4 +123,7 @@ def _restored(tensors: dict[str, Tensor], notes: dict[str, Any], parts: dict[str
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
-    return notes["progress"]
+    progress = notes["progress"]
+    if not all(isinstance(progress.get(key, 0), int) and progress.get(key, 0) >= 0 for key in ("epoch", "step")):
+        raise ValueError("it says no epoch and step to go on from")
+    return progress

@@ -151,11 +151,13 @@ def open_run(folder: str | Path, *, backbone: str = "") -> tuple[RunConfig, Any]
     if not (folder / "config.toml").is_file():
         raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
     weights = folder / "model.safetensors"
+    if not weights.is_file() and (folder / "done").exists():
+        raise UnimetricError(f"{folder}: its weights are gone (no model.safetensors)", "bring them back, or train it again in a new folder")
     if not weights.is_file():
         raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
     config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
     model = build_model(config)
-    tensors, _ = read_tensors(weights)
+    tensors, _ = read_tensors(weights, "bring back the file, or train the run again in a new folder")
     Trained(model, place=str(weights)).load_state_dict(tensors)
     return config, model
 
