@@ -10,7 +10,7 @@ from unimetric.engine.checkpoint import write_tensors
 from unimetric.engine.evaluate import open_run
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.spec import find, parse, signature
+from unimetric.spec import bind, parse, signature
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
@@ -46,13 +46,15 @@ def without_weights(text: str) -> str:
 
     >>> without_weights("timm(name='vit_small_patch16_224', pretrained=True, image_size=224)")
     "timm(name='vit_small_patch16_224', image_size=224)"
+    >>> without_weights("timm('vit_small_patch16_224', True, 'vit.safetensors')")
+    "timm(name='vit_small_patch16_224')"
     >>> without_weights("efficientnet_lite")
     'efficientnet_lite(pretrained=False)'
     """
-    call = parse(text)
-    named = {key: value for key, value in call.named.items() if key not in ("weights", "pretrained")}
-    asked = signature(find("backbones", call.name)).parameters.get("pretrained")
+    name, (part, written) = parse(text).name, bind("backbones", text)  # by their names, also those that were written without
+    named = {key: value for key, value in written.items() if key not in ("weights", "pretrained")}
+    asked = signature(part).parameters.get("pretrained")
     if asked is not None and asked.default is True:  # its weights come by default
         named["pretrained"] = False
-    words = [*map(repr, call.positional), *(f"{key}={value!r}" for key, value in named.items())]
-    return f"{call.name}({', '.join(words)})" if words else call.name
+    words = [f"{key}={value!r}" for key, value in named.items()]
+    return f"{name}({', '.join(words)})" if words else name
