@@ -258,6 +258,9 @@ def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
     assert found == {
         0.5: {key.removeprefix("test/"): value for key, value in json.loads((run / "done").read_text()).items() if "test/" in key}
     }
+    with pytest.raises(UnimetricError, match=r"a run before it has `keep=0\.5`, too"):  # one of them would not be drawn
+        keep_probability([run, run], tmp_path / "twice.png")
+    assert not (tmp_path / "twice.png").exists()
     done = CliRunner().invoke(app, ["figure", "imbalance", str(run), "--out", str(tmp_path / "again.png")])
     assert done.exit_code == 0
     for name in ("prompts", "imbalance", "keep", "again"):

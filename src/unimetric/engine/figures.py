@@ -114,7 +114,10 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
             raise UnimetricError(f"{run}: `{config.adapter}` has no `keep`", "name runs of `stochastic_adapter`, `puma` or `lora`")
         line = read_done(Path(run))
         numbers = {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")}
-        found[arguments.get("keep", parameters["keep"].default)] = numbers
+        keep = arguments.get("keep", parameters["keep"].default)
+        if keep in found:
+            raise UnimetricError(f"{run}: a run before it has `keep={keep}`, too", "name one run for each probability")
+        found[keep] = numbers
     found = dict(sorted(found.items()))
     shown = list(metrics) or [key for key in next(iter(found.values()), {}) if all(key in each for each in found.values())]
     with Canvas(out, width=5, height=3.5) as axes:
