@@ -104,7 +104,7 @@ def refuse_other_sizes(config: RunConfig, model: Model, *, num_classes: int) -> 
         num_classes: to train on.
     """
     known = {"num_classes": num_classes, "dim": model.dim, "features": model.channels}
-    for kind, text in (("heads", config.head), ("losses", config.loss)):
+    for kind, text in (("heads", config.head), ("losses", loss_of(config))):
         if "." in parse(text).name:
             continue  # code outside may mean something else by these words
         written = bind(kind, text, **({"features": model.channels} if kind == "heads" else known))[1]
