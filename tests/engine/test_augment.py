@@ -36,8 +36,9 @@ SIZES = np.array([[60, 80], [97, 41], [64, 64], [33, 150], [50, 51]])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), None])
 @pytest.mark.parametrize("epoch", [None, 3])
-def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch) -> None:
-    recipe = Recipe(size=28, resize=32, scale=scale, interpolation=interpolation)
+@pytest.mark.parametrize("size", [28, 41])  # the second is larger than many a resized picture, and black around it
+def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch, size) -> None:
+    recipe = Recipe(size=size, resize=32, scale=scale, interpolation=interpolation)
     images, rows = pictures(SIZES), np.arange(len(SIZES)) + 10
     draws = centre_draws(recipe, SIZES) if epoch is None else random_draws(recipe, SIZES, rows, seed=1, epoch=epoch)
     canvas = (int(SIZES[:, 0].max()), int(SIZES[:, 1].max()))
@@ -58,9 +59,10 @@ def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
         torch.testing.assert_close(batch[number], whole.float(), atol=1e-3, rtol=0)
 
 
-def test_testing_equals_torchvisions_resize_and_centre_crop() -> None:
-    recipe = Recipe(size=28, resize=32)
-    official = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(28)])
+@pytest.mark.parametrize("size", [28, 35])  # three pixels are padded by one before and two after
+def test_testing_equals_torchvisions_resize_and_centre_crop(size: int) -> None:
+    recipe = Recipe(size=size, resize=32)
+    official = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(size)])
     for image in pictures(SIZES):
         draws = centre_draws(recipe, np.array([image.shape[:2]]))
         torch.testing.assert_close(crop_one(image, draws, recipe), official(torch.from_numpy(image).permute(2, 0, 1)))

@@ -133,8 +133,8 @@ def centre_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
     return Draws(
         height=height,
         width=width,
-        top=np.round((height - side) / 2),
-        left=np.round((width - side) / 2),
+        top=_middle(height, side),
+        left=_middle(width, side),
         box_height=side,
         box_width=side,
         flip=none,
@@ -145,6 +145,11 @@ def centre_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
         hue=np.zeros(count),
         crop_first=False,
     )
+
+
+def _middle(length: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Where torchvision's CenterCrop begins: what is too short is padded, by less before than after it."""
+    return np.where(length < side, -((side - length) // 2), np.round((length - side) / 2))
 
 
 def _resized(height: np.ndarray, width: np.ndarray, short: int) -> tuple[np.ndarray, np.ndarray]:
@@ -241,7 +246,8 @@ def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tenso
     else:
         weight = (1 - x).clamp_min(0)
     weight = weight * ((at >= low[:, None]) & (at < high[:, None]))[:, None, :]
-    # A box that reaches beyond a small picture sees black there, as torchvision's crop pads.
+    # A box that reaches beyond a small picture sees black there, as torchvision's crop pads; a filter at the edge would still reach inside.
+    weight = weight * ((centre > low[:, None]) & (centre < high[:, None]))[:, :, None]
     total = weight.sum(-1, keepdim=True)
     return weight / torch.where(total.abs() < 1e-6, 1, total)
 
