@@ -335,6 +335,17 @@ def test_a_linear_probe_leaves_statistics_alone():
     assert all(torch.equal(value, before[key]) for key, value in adapted.state_dict().items())
 
 
+@pytest.mark.parametrize("text", ["puma", "lora", "vpt"])
+def test_a_convolutional_stem_keeps_its_statistics(text):
+    """timm's hybrids are plain transformers behind a ResNet, which has BatchNorm."""
+    model = adapt(text, network("vit_small_resnet26d_224", 64)).train()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+    model(pictures(size=64))
+    assert norms and not any(norm.running_mean.any() for norm in norms)
+
+
 @pytest.mark.parametrize("text", ["stochastic_adapter(keep=0.0)", "lora(targets='qx')", "lora(keep=2.0)", "puma(layers=7)"])
 def test_wrong_arguments_are_refused(text):
     with pytest.raises(UnimetricError):

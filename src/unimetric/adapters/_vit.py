@@ -179,6 +179,11 @@ class Adapted(nn.Module):
         self.mean: tuple[float, ...] = backbone.mean
         self.std: tuple[float, ...] = backbone.std
 
+    def train(self, mode: bool = True) -> Adapted:
+        super().train(mode)
+        self.backbone.network.patch_embed.eval()  # a convolutional stem has a BatchNorm, whose statistics are frozen, too
+        return self
+
     def patches(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         """The patch embeddings before anything is added to them."""
         return _flat(self.backbone.network.patch_embed(images))
