@@ -371,9 +371,12 @@ def test_warm_up_leaves_the_backbone_alone(config: RunConfig, tmp_path: Path) ->
 
 
 def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> None:
-    """Gathered embeddings, equal dice and shares of one batch: the same weights, and the same boundaries, up to the order of a sum."""
+    """Gathered embeddings, equal dice and shares of one batch: the same weights, and the same boundaries, up to the order of a sum.
+
+    So they do while the backbone rests.
+    """
     # BatchNorm sees half of the batch on each rank, so a network without it.
-    config = changed(config, epochs=1, backbone="timm(name='test_vit', image_size=32)", evaluate_every=0)
+    config = changed(config, epochs=2, warmup_epochs=1, backbone="timm(name='test_vit', image_size=32)", evaluate_every=0)
     config = changed(config, optimizer="sgd(lr=0.1)")  # Adam would turn the last digit of a tiny gradient into a whole step
     train(config, tmp_path / "one", quiet=True)
     process = command(changed(config, device="cpu:2", strategy="ddp"), tmp_path / "two")

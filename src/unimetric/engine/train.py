@@ -99,8 +99,9 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             drawn: dict[int, np.ndarray] = {}  # and not yet trained on: a loader draws ahead
             model.train()
             objective.train()
-            for parameter in learning:
-                parameter.requires_grad_(epoch >= config.warmup_epochs)
+            warming = epoch < config.warmup_epochs
+            for parameter in learning:  # several ranks wait for the gradient of each, which is dropped below
+                parameter.requires_grad_(not warming or fabric.world_size > 1)
 
             def requests(epoch: int = epoch, first: int = first, drawn: dict = drawn) -> Iterator[tuple[np.ndarray, Look]]:
                 for step in range(first, steps):
@@ -129,6 +130,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 loss: Tensor = torch.stack(list(terms.values())).sum()
                 optimizer.zero_grad()
                 fabric.backward(loss)
+                for parameter in learning if warming else ():
+                    parameter.grad = None
                 if config.clip_norm:
                     fabric.clip_gradients(model, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)  # `finite` says it better
                 if config.clip_value:
