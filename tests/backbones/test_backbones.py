@@ -41,6 +41,23 @@ def test_tokens_have_the_documented_shape_and_the_summary_is_the_networks_own(te
         torch.testing.assert_close(tokens[:, 0], own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [
+        ("cait_xxs24_224", 196),
+        ("convit_tiny", 196),
+        ("xcit_nano_12_p16_224", 196),
+        ("volo_d1_224", 196),
+        ("coat_lite_tiny", 49),
+        ("pit_ti_224", 0),
+    ],
+)
+def test_a_class_token_is_no_position(name: str, positions: int) -> None:
+    """Of networks that do not say how many tokens stand before the positions."""
+    with torch.device("meta"):
+        assert create("backbones", f"timm(name='{name}')").eval()(torch.zeros(1, 3, 224, 224)).shape[1] == 1 + positions
+
+
 def test_frozen_batchnorm_stays_frozen() -> None:
     backbone = create("backbones", "timm(name='resnet18', frozen_batchnorm=True)").train()
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -62,7 +62,9 @@ class Timm(nn.Module):
         self.mean, self.std = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
         # Some networks widen the pooled vector by a further layer; the summary must be as wide as the tokens.
         self.own_summary = getattr(self.network, "head_hidden_size", self.channels) == self.channels
-        self.prefix: int = getattr(self.network, "num_prefix_tokens", 0)
+        # Some networks do not say how many tokens stand before the positions; CoaT has a class token for each of four stages.
+        token = next((found for key in ("cls_token", "cls_token4") if (found := getattr(network, key, None)) is not None), None)
+        self.prefix: int = getattr(network, "num_prefix_tokens", 0 if token is None else token.shape[1])
         self.channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         if stride_first:
             self._move_strides(name)
@@ -93,7 +95,8 @@ class Timm(nn.Module):
         if own is None or given is None or own.shape == given.shape:
             return state
         grid = list(self.network.patch_embed.grid_size)
-        prefix = 0 if getattr(self.network, "no_embed_class", False) else self.prefix  # positions of patches only
+        own_prefix = getattr(self.network, "num_prefix_tokens", 0)  # those that do not say it have positions of patches only
+        prefix = 0 if getattr(self.network, "no_embed_class", False) else own_prefix
         patches = given.shape[1] - prefix if given.dim() == 3 else 0
         if patches < 1 or math.isqrt(patches) ** 2 != patches:
             return state  # no square of patches: another network's, which `fill` refuses
