@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from unimetric.config import RunConfig, from_settings
 from unimetric.engine.checkpoint import read_tensors
 from unimetric.engine.display import Display
 from unimetric.engine.evaluate import evaluate
+from unimetric.engine.pictures import Resident, Streamed
 from unimetric.engine.stage import set_stage
 from unimetric.engine.train import train
 from unimetric.errors import Interrupted, UnimetricError
@@ -368,6 +370,30 @@ def test_warm_up_leaves_the_backbone_alone(config: RunConfig, tmp_path: Path) ->
     start = build_model(config).state_dict()["backbone.layers.0.weight"]
     assert torch.equal(tensors(tmp_path / "warm")["model/backbone.layers.0.weight"], start)
     assert not torch.equal(tensors(tmp_path / "free")["model/backbone.layers.0.weight"], start)
+
+
+@pytest.mark.parametrize("residence", ["host", "stream"])
+@pytest.mark.parametrize(("shots", "sampler"), [(1, "samples_per_class(n=2)"), (1, "shuffle"), (40, "shuffle")])
+def test_a_picture_that_comes_again_is_looked_at_anew(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, residence: str, shots: int, sampler: str
+) -> None:
+    """A class with too few pictures for its shots, or for a batch, has some of them again: other crops of them, as any loader gives."""
+    seen: list[tuple[int, bytes]] = []
+    for kind in (Resident, Streamed):
+
+        def spied(self: Any, requests: Any, load: Any = kind.load) -> Any:
+            kept: list = []
+            for images in load(self, (kept.append(request) or request for request in requests)):
+                rows, look = kept.pop(0)
+                if look.epoch is not None:
+                    seen.extend((int(row), image.numpy().tobytes()) for row, image in zip(rows, images, strict=True))
+                yield images
+
+        monkeypatch.setattr(kind, "load", spied)
+    config = changed(config, epochs=1, evaluate_every=0, split=f"few_shot(shots={shots})", sampler=sampler, residence=residence, workers=0)
+    config = changed(config, transform="adv(size=32, resize=32, grayscale=0.0)")  # of a small letter two boxes may be alike
+    train(config, tmp_path / "run", quiet=True)
+    assert len({row for row, _ in seen}) < len(seen) == len(set(seen))
 
 
 def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> None:

@@ -54,12 +54,12 @@ class Draws:
         return Draws(**{key: value if key == "crop_first" else value[part] for key, value in values.items()})
 
 
-def _uniform(count: int, rows: np.ndarray, *keys: int) -> np.ndarray:
-    """(B, count) numbers in [0, 1) from a hash of the keys and each row's number (SplitMix64)."""
+def _uniform(count: int, rows: np.ndarray, *keys: int | np.ndarray) -> np.ndarray:
+    """(B, count) numbers in [0, 1) from a hash of the keys, each one for all or one a row, and each row's number (SplitMix64)."""
     with np.errstate(over="ignore"):
         state = np.zeros((), np.uint64)
         for key in keys:
-            state = _mix(state + np.uint64(key & 0xFFFFFFFFFFFFFFFF))
+            state = _mix(state + (key.astype(np.uint64) if isinstance(key, np.ndarray) else np.uint64(key & 0xFFFFFFFFFFFFFFFF)))
         mixed = _mix(state + rows.astype(np.uint64))[:, None] + np.arange(count, dtype=np.uint64)[None]
         return (_mix(mixed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -74,7 +74,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 _TRIES = 10  # torchvision's number of attempts at a random resized crop
 
 
-def random_draws(recipe: Recipe, sizes: np.ndarray, rows: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> Draws:
+def random_draws(recipe: Recipe, sizes: np.ndarray, rows: np.ndarray, *, seed: int, epoch: int, view: int | np.ndarray = 0) -> Draws:
     """Random crops and colours.
 
     Args:

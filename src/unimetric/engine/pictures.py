@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,13 @@ class Look:
         recipe: the transform.
         seed: of the dice.
         epoch: of the training; `None` looks at the centre.
-        view: which of several looks at the same picture.
+        view: which of several looks at the same picture; one for all, or (B,) one a row.
     """
 
     recipe: Recipe
     seed: int = 0
     epoch: int | None = None
-    view: int = 0
+    view: int | np.ndarray = 0
 
     def draws(self, rows: np.ndarray, sizes: np.ndarray) -> Draws:
         """What happens to each picture; colours do not depend on `sizes` (B, 2), boxes do."""
@@ -196,7 +196,8 @@ class Streamed:
         def batches() -> Iterator[list[tuple[int, Look]]]:
             for rows, look in requests:
                 asked.append((rows, look))
-                yield [(int(row), look) for row in rows]
+                views = np.broadcast_to(look.view, len(rows))
+                yield [(int(row), replace(look, view=int(view))) for row, view in zip(rows, views, strict=True)]
 
         loader: Any = DataLoader(
             self,  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from unimetric.errors import Interrupted
 from unimetric.files import write_text
 from unimetric.objectives import Output
 from unimetric.samplers import share
+from unimetric.samplers._classes import occurrence
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 save(checkpoint, parts=stage.parts, optimizers=stage.optimizers, progress=progress, precision=precision)
             fabric.barrier()
 
-        steps = len(sampler)
+        steps, copies = len(sampler), occurrence(stage.split.train)
         chosen_on = "validation" if len(stage.split.validation) else "test"
         # Written down for the report, which cannot ask the metrics: it imports none.
         lower = {"lower_is_better": texts} if (texts := [text for text in config.metrics if better(text) == "lower"]) else {}
@@ -106,9 +107,12 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             def requests(epoch: int = epoch, first: int = first, drawn: dict = drawn) -> Iterator[tuple[np.ndarray, Look]]:
                 for step in range(first, steps):
                     drawn[step] = sampler.batch(step)
-                    rows = share(drawn[step], fabric.global_rank, fabric.world_size)
+                    # A picture that stands in the split or in a batch again is looked at anew.
+                    again = copies[drawn[step]] + (copies.max() + 1) * occurrence(drawn[step])
+                    rows, again = (share(part, fabric.global_rank, fabric.world_size) for part in (drawn[step], again))
                     for view in range(stage.views):
-                        yield stage.split.train[rows], Look(stage.recipe, seed=config.seed, epoch=epoch, view=view)
+                        look = Look(stage.recipe, seed=config.seed, epoch=epoch, view=view + stage.views * again)
+                        yield stage.split.train[rows], look
 
             begun, step, terms = time.perf_counter(), first, {}
             looks = zip(*[stage.pictures.load(requests())] * stage.views, strict=True)  # one iterator: a step's views follow each other
