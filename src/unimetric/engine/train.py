@@ -25,8 +25,7 @@ from unimetric.engine.stage import counted, look_at, measured, set_stage
 from unimetric.errors import Interrupted
 from unimetric.files import write_text
 from unimetric.objectives import Output
-from unimetric.samplers import share
-from unimetric.samplers._classes import occurrence
+from unimetric.samplers import occurrence, share
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:

@@ -55,3 +55,16 @@ def share(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndarray, 
         )
     size = len(rows) // world
     return rows[rank * size : (rank + 1) * size]
+
+
+def occurrence(values: Int[np.ndarray, "K"]) -> Int[np.ndarray, "K"]:
+    """How many times each value came before.
+
+    >>> occurrence(np.array([7, 3, 7, 7, 3]))
+    array([0, 0, 1, 2, 1])
+    """
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    before = np.empty(len(values), np.int64)
+    before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return before

@@ -96,16 +96,3 @@ def walk(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random
         stride = np.where((stride == 1) & (np.gcd(other, size) == 1), other, stride)
     number = np.arange(steps.sum()) - (steps.cumsum() - steps).repeat(steps)
     return (rng.integers(size).repeat(steps) + number * stride.repeat(steps)) % size.repeat(steps)
-
-
-def occurrence(values: Int[np.ndarray, "K"]) -> Int[np.ndarray, "K"]:
-    """How many times each value came before.
-
-    >>> occurrence(np.array([7, 3, 7, 7, 3]))
-    array([0, 0, 1, 2, 1])
-    """
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    before = np.empty(len(values), np.int64)
-    before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
-    return before

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.errors import UnimetricError
+from unimetric.samplers import occurrence
 from unimetric.samplers._bank import Bank, Choice, to_device
-from unimetric.samplers._classes import batches, group, hands_of, occurrence, walk
+from unimetric.samplers._classes import batches, group, hands_of, walk
 
 
 class GreedyCoreset:

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from unimetric.samplers._classes import batches, deal, group, hands_of, occurrence
+from unimetric.samplers import occurrence
+from unimetric.samplers._classes import batches, deal, group, hands_of
 
 
 class SamplesPerClass:
