@@ -141,6 +141,19 @@ def test_recall_against_shift_with_its_area() -> None:
     assert shifts(methods([record("a"), record("b", split="few_shot")]), "recall(k=1)") == []
 
 
+def test_methods_of_one_name_and_other_settings_have_curves_of_their_own() -> None:
+    every = [
+        replace(
+            record(f"{epochs} {number}", dataset="cars196", split=f"published(path='x', split={number})", epochs=epochs, recall=recall),
+            labels={"method": "Margin"},  # as two studies may call it
+        )
+        for epochs, recall in ((20, 0.5), (200, 0.7))
+        for number in (1, 2)
+    ]
+    assert [curve["name"] for curve in shifts(methods(every), "recall(k=1)")] == ["Margin", "Margin"]
+    assert [curve["y"] for curve in shifts(methods(every), "recall(k=1)")] == [[0.5, 0.5], [0.7, 0.7]]
+
+
 def test_correlation_with_structure() -> None:
     values = [(0.5, 0.3), (0.6, 0.25), (0.7, 0.1), (0.65, 0.2)]
     found = methods([record(str(seed), seed=seed, recall=recall, decay=decay) for seed, (recall, decay) in enumerate(values)])

@@ -197,13 +197,19 @@ def shift_of(run: Record) -> float:
 def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
     """For each method that was measured at several shifts of a dataset: shifts, means and the aggregated generalisation score."""
     rows: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    names: dict[tuple[str, str], str] = {}
     for method in found:
+        # By its settings: two studies may give one name to different methods.
+        essence = {key: value for key, value in _essence(method.runs[0]).items() if key not in ("dataset", "split")}
+        place = method.task[0], json.dumps(essence, sort_keys=True)
+        names.setdefault(place, method.name)
         for run in method.runs:
             shift = shift_of(run)
             if not math.isnan(shift) and not math.isnan(run.value(metric)):
-                rows[method.task[0], method.name][shift].append(run.value(metric))
+                rows[place][shift].append(run.value(metric))
     curves = []
-    for (dataset, name), points in rows.items():
+    for place, points in rows.items():
+        dataset, name = place[0], names[place]
         if len(points) > 1:
             x = sorted(points)
             y = [float(np.mean(points[shift])) for shift in x]
