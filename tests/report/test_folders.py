@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,14 @@ def test_runs_come_in_the_order_of_their_grid(runs: Callable[..., Path]) -> None
     assert [record.labels["method"] for record in records] == ["margin(beta=1.2) <0>"] * 2 + ["multi_similarity <1>"] * 2
     assert records[0].value("recall(k=1)") == 0.5
     assert not left_out
+
+
+def test_a_run_that_two_studies_share_counts_once(runs: Callable[..., Path], tmp_path: Path) -> None:
+    place = runs(2)
+    shutil.copytree(place, tmp_path / "second")
+    records, left_out = read_runs([place, tmp_path / "second"])
+    assert len(records) == 2
+    assert [reason for _, reason in left_out] == [f"the same run as {record.folder}" for record in records]
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -69,6 +69,7 @@ def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]
     records: list[Record] = []
     left_out: list[tuple[Path, str]] = []
     seen: set[Path] = set()
+    known: dict[str, Path] = {}
     for place in places:
         if not place.is_dir():
             raise UnimetricError(f"{place}: no such folder", "name run folders, or a folder that `unimetric bench --out` filled")
@@ -81,7 +82,11 @@ def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]
                 continue
             seen.add(folder.resolve())
             try:
-                records.append(_read(folder, labels))
+                record = _read(folder, labels)
+                # Two studies may share a run: it is one seed, and no second one.
+                if (first := known.setdefault(str(record.environment.get("run_id", folder.resolve())), folder)) != folder:
+                    raise _Unfinished(f"the same run as {first}")
+                records.append(record)
             except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
                 left_out.append((folder, _reason(error)))
     return records, left_out
