@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
-from unimetric.engine.look import _shift
+import numpy as np
+import torch
+
+from unimetric.config import RunConfig, from_settings
+from unimetric.engine.evaluate import embed_all, open_fabric, open_run, read_table
+from unimetric.engine.look import _shift, look
+from unimetric.engine.train import train
+from unimetric.geometry import poincare, to_ball
 
 
 def test_the_shift_of_a_run_is_what_its_file_of_splits_says(tmp_path: Path) -> None:
@@ -19,3 +27,19 @@ def test_the_shift_of_a_run_is_what_its_file_of_splits_says(tmp_path: Path) -> N
     assert math.isnan(_shift("standard"))
     (tmp_path / "theirs.json").write_text(json.dumps({"4": {"fid": 8.6}}))
     assert _shift(f"published(path='{tmp_path}/theirs.json', split=4)") == 8.6
+
+
+def test_neighbours_are_those_that_the_run_is_measured_by(config: RunConfig, tmp_path: Path) -> None:
+    """The page showed the neighbours by cosine of a run whose recall is of the ball."""
+    inside = {"loss": "hyperbolic(curvature=0.5)", "head": "linear(dim=3)", "epochs": 1}
+    train(from_settings(asdict(config) | inside), tmp_path / "run", quiet=True)
+    settings, model = open_run(tmp_path / "run")
+    table, split = read_table(settings)
+    points = len(split.test)
+    embeddings = embed_all(open_fabric(settings), settings, model, table.take(split.test))
+    ball = to_ball(embeddings.double(), curvature=0.5, clip=2.3)
+    distance = poincare(ball, ball, curvature=0.5).fill_diagonal_(torch.inf)
+    with np.load(look(tmp_path / "run", queries=points, points=points)) as file:
+        queries, found = file["queries"], file["neighbours"]
+    expected = distance[queries].sort(dim=1).values[:, : found.shape[1]]
+    assert torch.allclose(distance[queries].gather(1, torch.from_numpy(found)), expected, atol=1e-5)

@@ -214,11 +214,14 @@ def evaluate(
         file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
         kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
         write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
+    space = space_of(embeddings, table, rows, loss=placing(config, embeddings.shape[1]))
+    return numbers_of(space, list(metrics or config.metrics), rerank=rerank, level=level)
+
+
+def placing(config: RunConfig, dim: int) -> Any:
+    """The loss of a run where it has a geometry of its own, for `space_of`; else nothing."""
     text = loss_of(config)
-    loss: Any = find("losses", parse(text).name)
-    if hasattr(loss, "placed"):
-        loss = create("losses", text, num_classes=2, dim=embeddings.shape[1])
-    return numbers_of(space_of(embeddings, table, rows, loss=loss), list(metrics or config.metrics), rerank=rerank, level=level)
+    return create("losses", text, num_classes=2, dim=dim) if hasattr(find("losses", parse(text).name), "placed") else None
 
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,8 @@ import torch
 from PIL import Image
 
 from unimetric.engine.checkpoint import write_arrays
-from unimetric.engine.evaluate import embed_all, open_fabric, open_run, read_table
+from unimetric.engine.evaluate import embed_all, open_fabric, open_run, placing, read_table, space_of
 from unimetric.errors import UnimetricError
-from unimetric.metrics import Space
 from unimetric.pack import decode
 from unimetric.splits.ood import distances, place_of
 from unimetric.table import Table
@@ -34,15 +34,16 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
     config, model = open_run(folder)
     table, split = read_table(config)
     rows = _readable(folder, table, split.test)
-    embeddings = embed_all(open_fabric(config), config, model, table.take(rows))
+    test = table.take(rows)
+    embeddings = embed_all(open_fabric(config), config, model, test)
     unit = torch.nn.functional.normalize(embeddings, dim=1)
     rng = np.random.default_rng(0)  # the same pictures for every run on these classes
     asks, answers = np.flatnonzero(table.query[rows]), np.flatnonzero(table.gallery[rows])
     chosen = np.sort(rng.permutation(asks)[:queries])
     others = rng.permutation(len(rows))[:points]
-    similarity = unit[chosen] @ unit[answers].T
-    similarity[torch.from_numpy(chosen[:, None] == answers[None]).to(similarity.device)] = -2.0  # a picture is no neighbour of itself
-    order = answers[similarity.topk(min(neighbours, len(answers) - 1), dim=1).indices.cpu().numpy()]
+    some = replace(test, query=np.isin(np.arange(len(rows)), chosen))
+    space = space_of(embeddings, some, np.arange(len(rows)), loss=placing(config, embeddings.shape[1]))  # in the run's own geometry
+    order = space.neighbours(min(neighbours, len(answers) - 1)).cpu().numpy()
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]
     path = folder / "gallery.npz"
@@ -56,7 +57,7 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
         shift=np.array(_shift(config.split)),
         queries=np.searchsorted(kept, chosen),
         neighbours=np.searchsorted(kept, order),
-        spectrum=Space(embeddings, torch.from_numpy(table.labels[rows])).spectrum().cpu().numpy().astype(np.float32),
+        spectrum=space.spectrum().cpu().numpy().astype(np.float32),
         thumbnails=np.frombuffer(b"".join(thumbnails), np.uint8),
         ends=np.cumsum([len(each) for each in thumbnails]),
     )
