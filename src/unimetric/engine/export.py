@@ -14,7 +14,9 @@ from unimetric.spec import bind, parse, signature
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
-    """Write `config.toml` and `model.safetensors` with every weight; `evaluate`, `report` and `search` read it as they read a run.
+    """Write `config.toml` and `model.safetensors` with every weight; `evaluate`, `adapt` and `transfer` read it as they read a run.
+
+    How it was trained stays behind, so that a report has nothing to show of it.
 
     What can be multiplied into the frozen weights is (LoRA): then no adapter remains, and the network is as fast as without.
 
