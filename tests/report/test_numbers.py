@@ -138,6 +138,7 @@ def test_recall_against_shift_with_its_area() -> None:
     assert len(curves) == 1
     assert math.isclose(curves[0]["ags"], area)
     assert math.isnan(shift_of(record("a")))
+    assert math.isnan(shift_of(record("a", split="ood(path='mine.json', split=2)")))  # a file of one's own, which was not looked into
     assert shifts(methods([record("a"), record("b", split="few_shot")]), "recall(k=1)") == []
 
 

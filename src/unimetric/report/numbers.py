@@ -189,7 +189,8 @@ def shift_of(run: Record) -> float:
     """How far a run's test classes lie from its training classes: as its file of splits says, or as the paper has it for its splits."""
     if run.gallery and not math.isnan(float(run.gallery["shift"])):
         return float(run.gallery["shift"])
-    number = re.search(r"\bsplit\s*=\s*(\d+)", str(run.settings.get("split", "")))
+    split = str(run.settings.get("split", ""))
+    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None  # those of `ood` are not the paper's
     distances = _tables()["fid"].get(run.dataset.partition("(")[0], [])
     return float(distances[int(number[1]) - 1]) if number and 0 < int(number[1]) <= len(distances) else math.nan
 
