@@ -115,6 +115,30 @@ def test_the_papers_values() -> None:
     assert published(Method("", [packed]), "nmi").text == "68.21 ± 0.33"  # type: ignore[union-attr]
     crt = {"backbone": "mit(name='b1', pretrained=True)", "head": "crt", "objective": "crt", "loss": "multi_similarity(kept_only=False)"}
     assert of(**crt, miner="", sampler="samples_per_class(n=5)") == "75.95"
+    assert of(**crt, miner="", sampler="samples_per_class(n=5)", split="ood(path='x.json', split=9)") is None  # the table has no shift
+    assert of(dataset="cars196", split="published(path='x.json', split=8)", head="linear(dim=128)") is None  # the table's has 512
+
+
+def test_the_papers_values_of_eight_datasets_are_not_those_of_four() -> None:
+    puma = {
+        "backbone": "timm(name='vit_small_patch16_224', pretrained=True)",
+        "loss": "curricularface(margin=0.3, scale=32.0, per_class_t=True, lr=1.0)",
+        "miner": "",
+        "sampler": "shuffle",
+        "adapter": "puma",
+    }
+    eight = ["cub200", "cars196", "sop", "inshop", "nabirds", "dogs", "flowers102", "aircraft"]
+
+    def harmonic(run: Record) -> str | None:
+        value = published(Method("", [run]), "harmonic")
+        return value and value.text
+
+    assert harmonic(record("a", dataset=f"union(parts={eight})", **puma)) == "84.1"
+    assert harmonic(record("a", dataset=f"union({[*eight[1:], 'cub200(root=0)']})", **puma)) == "84.1"
+    assert harmonic(record("a", dataset=f"union(parts={eight[:4]})", **puma)) is None
+    packs = record("a", dataset="union(parts=['pack(path=0)', 'pack(path=1)'])", **puma)
+    assert harmonic(replace(packs, gallery={"source": np.array(eight)})) == "84.1"
+    assert harmonic(replace(packs, gallery={"source": np.array(eight[:2])})) is None
 
 
 def test_every_value_of_the_papers_can_be_read() -> None:

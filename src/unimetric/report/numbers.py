@@ -160,14 +160,31 @@ _DEFAULTS = {"objective": "plain", "loss": "", "miner": "", "adapter": "", "samp
 
 def _agrees(method: Method, when: dict[str, str]) -> bool:
     settings = method.runs[0].settings
-    if "dataset" in when and method.runs[0].dataset.partition("(")[0] != when["dataset"]:
+    if "dataset" in when and _datasets(method.runs[0]) != _parts(when["dataset"]):
         return False
+    when = {"split": "standard"} | when
     for key, default in _DEFAULTS.items():
         if key not in when and key == "loss":
             continue
         if not _same(str(settings.get(key, default)), when.get(key, default), exactly=True):
             return False
-    return all(_same(str(settings.get(key, "")), when[key], exactly=False) for key in ("backbone", "head", "split") if key in when)
+    mine = {"split": "standard"} | settings
+    return all(_same(str(mine.get(key, "")), when[key], exactly=False) for key in ("backbone", "head", "split") if key in when)
+
+
+def _datasets(run: Record) -> list[str]:
+    """The names of a run's datasets; of a union of packs those that were packed, if the run has left them."""
+    if run.gallery and run.dataset.startswith("union("):
+        return sorted(run.gallery["source"].tolist())
+    return _parts(run.dataset)
+
+
+def _parts(text: str) -> list[str]:
+    names = [text]
+    if text.startswith("union("):
+        call = parse(text)
+        names = call.named.get("parts") or call.positional[0]
+    return sorted(name.partition("(")[0] for each in names for name in each.split(" + "))
 
 
 def _same(mine: str, theirs: str, *, exactly: bool) -> bool:
