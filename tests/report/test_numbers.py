@@ -98,6 +98,17 @@ def test_methods_without_a_study_are_named_by_what_differs() -> None:
     assert [len(method.runs) for method in found] == [1, 2]  # where it ran makes no difference
 
 
+def test_precisions_are_one_method_unless_a_study_compares_them() -> None:
+    every = [
+        record(f"{precision} {seed}", seed=seed, precision=precision, recall=recall)
+        for precision, recall in (("32-true", 0.5), ("bf16-mixed", 0.7))
+        for seed in (0, 1)
+    ]
+    assert [len(method.runs) for method in methods(every)] == [4]
+    study = [replace(run, labels={"precision": run.settings["precision"], "seed": str(run.settings["seed"])}) for run in every]
+    assert [(method.name, method.mean("recall(k=1)")) for method in methods(study)] == [("32-true", 0.5), ("bf16-mixed", 0.7)]
+
+
 def test_the_papers_values() -> None:
     def of(**settings: str) -> str | None:
         value = published(Method("", [record("a", **settings)]), "recall(k=1)")

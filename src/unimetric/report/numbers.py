@@ -78,7 +78,8 @@ def methods(records: list[Record]) -> list[Method]:
 def _essence(record: Record) -> dict[str, Any]:
     # A run of before a setting was there had what is its default now.
     settings = asdict(RunConfig()) | record.settings
-    return {key: value for key, value in settings.items() if key != "seed" and key not in _CARRIED_OUT}
+    carried_out = _CARRIED_OUT - record.labels.keys()  # a study of precisions compares them
+    return {key: value for key, value in settings.items() if key != "seed" and key not in carried_out}
 
 
 def measured(found: list[Method]) -> list[str]:
