@@ -45,6 +45,15 @@ def test_metrics_are_checked_together_with_how_many_choose() -> None:
         expand({"metrics": metrics, "chosen_by": [1, 2]})
 
 
+def test_overrides_go_over_what_a_table_says_too(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text('epochs = 3\n[[method]]\nloss = "margin"\n[[method]]\nloss = "triplet"\nepochs = 5\nbatch_size = 56\n')
+    assert [run.config.epochs for run in read_grid(path)] == [3, 5]
+    runs = read_grid(path, epochs=1, batch_size=112)
+    assert [(run.config.epochs, run.config.batch_size) for run in runs] == [(1, 112), (1, 112)]
+    assert [(run.labels["epochs"], run.config.epochs) for run in read_grid(path, epochs=[1, 2])] == [("1", 1), ("2", 2)] * 2
+
+
 def test_a_run_described_twice_is_done_once() -> None:
     runs = expand({"setting": [{"name": "a", "batch_size": [56, 112]}, {"name": "b", "epochs": [10, 20]}]})
     assert [run.labels for run in runs] == [

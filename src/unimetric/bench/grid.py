@@ -107,7 +107,8 @@ def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
     settings = read_settings(path)
     if "search" in settings:
         raise UnimetricError(f"{path}: has a [search] table, so it is a search", "use `unimetric tune`, or remove the table")
-    return expand(settings | overrides, str(path))
+    # Last of all, so that they go over what the tables of a list say, too.
+    return expand({key: value for key, value in settings.items() if key not in overrides} | overrides, str(path))
 
 
 def read_any(path: str | Path) -> list[Run]:
