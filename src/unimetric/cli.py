@@ -509,11 +509,14 @@ def tune(
     Example: `unimetric tune configs/grids/glyphs_search.toml --trials 20`
     """
     from unimetric.bench.tune import tune as run
+    from unimetric.bench.tune import without_validation
+    from unimetric.config import load
 
     folder = out or Path("runs") / search.stem
     value, best = run(search, folder, trials=trials, seed=seed, **_overrides(settings, tune, axes=True))
     print(f"best {value:.4f}: {'  '.join(f'{key} {found}' for key, found in best.items())}")
-    print(f"train on all training classes with: unimetric train {folder / 'best.toml'} split=standard")
+    split = without_validation(load(folder / "best.toml").split)
+    print(f'train on all training classes with: unimetric train {folder / "best.toml"} "split={split}"')
 
 
 @app.command()

@@ -14,6 +14,7 @@ from unimetric.config import from_settings, load, score
 from unimetric.engine.log import read_done
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
+from unimetric.spec import bind, parse
 
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -73,6 +74,18 @@ def judged(folder: Path) -> float:
     if not any(key.startswith("validation/") for key in line):
         raise UnimetricError(f"{folder}: was not measured on validation classes", "write `split = 'standard(validation=0.2)'`")
     return score(load(folder / "config.toml").metrics[:1], line, "validation")
+
+
+def without_validation(text: str) -> str:
+    """A split whose validation classes are trained on, too: what the settings that were found are for.
+
+    >>> without_validation("standard(validation=0.2)")
+    'standard'
+    >>> without_validation("ood(path='splits.json', split=9, validation=0.25)")
+    "ood(path='splits.json', split=9)"
+    """
+    words = [f"{key}={value!r}" for key, value in bind("splits", text)[1].items() if key != "validation"]
+    return f"{parse(text).name}({', '.join(words)})" if words else parse(text).name
 
 
 def read_search(path: str | Path, /, **overrides: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
