@@ -50,8 +50,8 @@ class HalfLiteral(nn.Module):
 
     def branches(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         coder = self.head.coder
-        coded = nn.functional.gelu(coder.layers(residuals(tokens[:, 1:], coder.prototypes).transpose(0, 1)))
-        return self.head.low(coded), coded.mean(0)
+        hidden = coder.layers(residuals(tokens[:, 1:], coder.prototypes).transpose(0, 1))
+        return self.head.low(nn.functional.gelu(hidden)), hidden.mean(0)
 
 
 class Literal(nn.Module):
@@ -70,8 +70,8 @@ class Literal(nn.Module):
 
     def branches(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         coded = residuals(tokens[:, 1:], self.prototypes)
-        hidden = [nn.functional.gelu(layer(coded[:, k])) for k, layer in enumerate(self.first)]
-        low = [layer(each) for layer, each in zip(self.second, hidden, strict=True)]
+        hidden = [layer(coded[:, k]) for k, layer in enumerate(self.first)]
+        low = [layer(nn.functional.gelu(each)) for layer, each in zip(self.second, hidden, strict=True)]
         return torch.stack(low).mean(0), torch.stack(hidden).mean(0)
 
 

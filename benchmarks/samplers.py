@@ -100,7 +100,7 @@ def timed(call: Callable[[], object], device: str) -> tuple[float, float, object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="+", default=names("samplers"))
     parser.add_argument("--repeats", type=int, default=15)
