@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.spec import bind, create, parse
+from unimetric.spec import OFFERED, bind, create, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ def _check_choice(config: RunConfig, place: str) -> None:
 def check_part(kind: str, text: str, place: str, key: str) -> None:
     """Read a part's text against its signature; what only a run can offer counts as given."""
     try:
-        bind(kind, text, num_classes=1, dim=1, branches=(1,), features=1, labels=(), batch_size=1, seed=0, miner="", loss="")
+        bind(kind, text, **OFFERED)
         if kind == "transforms" and "." not in parse(text).name:  # ours give data: one is built for nothing, and judges its sizes
             create(kind, text)
     except UnimetricError as error:

@@ -19,8 +19,18 @@ from typing import Any, cast
 
 from unimetric.errors import UnimetricError, closest
 
-#: What a run offers to a constructor that asks for it by name. The list is closed.
-OFFERED = frozenset({"num_classes", "dim", "branches", "features", "labels", "batch_size", "seed", "miner", "loss"})
+#: What a run offers to a constructor that asks for it by name, with stand-ins for reading a text without a run. The list is closed.
+OFFERED: dict[str, Any] = {
+    "num_classes": 1,
+    "dim": 1,
+    "branches": (1,),
+    "features": 1,
+    "labels": (),
+    "batch_size": 1,
+    "seed": 0,
+    "miner": "",
+    "loss": "",
+}
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,16 @@ def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
     if missing:
         raise UnimetricError(f"`{text}` needs `{missing[0]}`", f"write `{call.name}({missing[0]}=...)`")
     return part, written
+
+
+def text_of(name: str, arguments: dict[str, Any]) -> str:
+    """A part as it is written.
+
+    >>> text_of("margin", {"beta": 1.2}), text_of("margin", {})
+    ('margin(beta=1.2)', 'margin')
+    """
+    words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    return f"{name}({words})" if words else name
 
 
 def _is_input(part: Any, parameter: inspect.Parameter) -> bool:

@@ -14,7 +14,7 @@ from unimetric.config import from_settings, load, score
 from unimetric.engine.log import read_done
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
-from unimetric.spec import bind, parse
+from unimetric.spec import bind, parse, text_of
 
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -84,8 +84,7 @@ def without_validation(text: str) -> str:
     >>> without_validation("ood(path='splits.json', split=9, validation=0.25)")
     "ood(path='splits.json', split=9)"
     """
-    words = [f"{key}={value!r}" for key, value in bind("splits", text)[1].items() if key != "validation"]
-    return f"{parse(text).name}({', '.join(words)})" if words else parse(text).name
+    return text_of(parse(text).name, {key: value for key, value in bind("splits", text)[1].items() if key != "validation"})
 
 
 def read_search(path: str | Path, /, **overrides: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -242,6 +242,14 @@ def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level:
     return numbers
 
 
+def check_rows(path: str | Path, embeddings: np.ndarray) -> None:
+    """Stop at embeddings of a file that are no table of real numbers."""
+    if embeddings.dtype.kind not in "fiub" or embeddings.ndim != 2 or not embeddings.size:
+        raise UnimetricError(
+            f"{path}: `embeddings` are {embeddings.dtype} {embeddings.shape}", "save real numbers, one row a picture: (N, D)"
+        )
+
+
 def evaluate_file(
     path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0
 ) -> dict[str, float]:
@@ -260,11 +268,7 @@ def evaluate_file(
             raise UnimetricError(f"{path}: needs `{key}` with {dimensions} dimension(s)", f"it holds: {', '.join(arrays) or 'nothing'}")
     if len(arrays["embeddings"]) != len(arrays["labels"]):
         raise UnimetricError(f"{path}: {len(arrays['embeddings'])} embeddings but {len(arrays['labels'])} labels", "save one label a row")
-    if arrays["embeddings"].dtype.kind not in "fiub" or not arrays["embeddings"].size:
-        raise UnimetricError(
-            f"{path}: `embeddings` are {arrays['embeddings'].dtype} {arrays['embeddings'].shape}",
-            "save real numbers, one row a picture: (N, D)",
-        )
+    check_rows(path, arrays["embeddings"])
     for key in ("query", "gallery"):
         if key in arrays and arrays[key].dtype != bool:
             raise UnimetricError(f"{path}: `{key}` are {arrays[key].dtype}", f"save a mask: `{key}=np.isin(np.arange(N), rows)`")

@@ -10,7 +10,7 @@ from unimetric.engine.checkpoint import write_tensors
 from unimetric.engine.evaluate import open_run
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.spec import bind, parse, signature
+from unimetric.spec import bind, parse, signature, text_of
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
@@ -58,5 +58,4 @@ def without_weights(text: str) -> str:
     asked = signature(part).parameters.get("pretrained")
     if asked is not None and asked.default is True:  # its weights come by default
         named["pretrained"] = False
-    words = [f"{key}={value!r}" for key, value in named.items()]
-    return f"{name}({', '.join(words)})" if words else name
+    return text_of(name, named)

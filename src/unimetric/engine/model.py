@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
-from unimetric.spec import bind, create, find, parse, signature
+from unimetric.spec import OFFERED, bind, create, find, parse, signature
 
 
 class Model(nn.Module):
@@ -68,8 +68,7 @@ def adapted(backbone: Any, config: RunConfig) -> Any:
 
 def loss_of(config: RunConfig) -> str:
     """The loss of a run as it is written: inside its objective, such as `s2sd(loss='triplet')`, or else in `loss`."""
-    offered: dict[str, Any] = {"num_classes": 1, "dim": 1, "branches": (1,), "features": 1, "batch_size": 1}
-    return bind("objectives", config.objective, loss=config.loss, **offered)[1].get("loss", config.loss)
+    return bind("objectives", config.objective, **OFFERED | {"loss": config.loss})[1].get("loss", config.loss)
 
 
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from unimetric.config import RunConfig
 from unimetric.engine.canvas import Canvas
 from unimetric.engine.checkpoint import read_arrays, write_arrays
-from unimetric.engine.evaluate import embed_all, open_fabric, readable
+from unimetric.engine.evaluate import check_rows, embed_all, open_fabric, readable
 from unimetric.engine.model import Model, build_model
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
@@ -65,8 +65,7 @@ def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
     if not {"embeddings", "labels"} <= arrays.keys():
         raise UnimetricError(f"{path}: not an .npz file of `embeddings` and `labels`: it holds {', '.join(arrays) or 'nothing'}", hint)
     features, labels = arrays["embeddings"], arrays["labels"]
-    if features.dtype.kind not in "fiub" or features.ndim != 2 or not features.size:
-        raise UnimetricError(f"{path}: `embeddings` are {features.dtype} {features.shape}", "save real numbers, one row a picture: (N, C)")
+    check_rows(path, features)
     if len(features) != len(table) or not np.array_equal(labels, table.labels):
         raise UnimetricError(
             f"{path}: features of {len(features):,} pictures that are not, in this order, the {len(table):,} of the dataset",

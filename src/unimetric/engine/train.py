@@ -89,6 +89,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             fabric.barrier()
 
         steps, copies = len(sampler), occurrence(stage.split.train)
+        most = copies.max() + 1
         chosen_on = "validation" if len(stage.split.validation) else "test"
         # Written down for the report, which cannot ask the metrics: it imports none.
         lower = {"lower_is_better": texts} if (texts := [text for text in config.metrics if better(text) == "lower"]) else {}
@@ -107,7 +108,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 for step in range(first, steps):
                     drawn[step] = sampler.batch(step)
                     # A picture that stands in the split or in a batch again is looked at anew.
-                    again = copies[drawn[step]] + (copies.max() + 1) * occurrence(drawn[step])
+                    again = copies[drawn[step]] + most * occurrence(drawn[step])
                     rows, again = (share(part, fabric.global_rank, fabric.world_size) for part in (drawn[step], again))
                     for view in range(stage.views):
                         look = Look(stage.recipe, seed=config.seed, epoch=epoch, view=view + stage.views * again)
