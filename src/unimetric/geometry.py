@@ -86,8 +86,12 @@ def match(labels: Int[Tensor, "B"], memory: Memory | None = None, *, dim: int) -
     """Every positive and every negative pair of a batch, or of a batch and a memory."""
     if memory is None:
         same = labels[:, None] == labels[None, :]
+        own = torch.arange(len(labels), device=labels.device)
         negative = ~same
-        return Pairs(same.fill_diagonal_(False), negative, torch.arange(len(labels), device=labels.device), dim)
+        if torch.compiler.is_compiling():  # whatever is written into has to be made first: a mask that is not can stay within a loop
+            places = torch.arange(len(labels), device=labels.device, dtype=torch.int32)
+            return Pairs(same & (places[:, None] != places[None, :]), negative, own, dim)
+        return Pairs(same.fill_diagonal_(False), negative, own, dim)
     same = labels[:, None] == memory.labels[None, :]
     columns = torch.arange(len(memory.labels), device=labels.device)
     other = memory.own[:, None] != columns[None, :]
@@ -275,21 +279,56 @@ def triplet_hinges(
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
     """Sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks, how many are active, and how many there are.
 
-    Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row, and no B x R x R tensor. A CPU, which may
-    count without waiting, does without the sort where an anchor has few positives.
+    No B x R x R tensor is made, unless it is a small one.
     """
-    every = (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
-    reach, counted = few(far, pairs.positive, least=0)  # (B, M)
-    reach = reach + margin
-    if reach.shape[1] < far.shape[1] and reach.shape[1] * near.numel() <= BLOCK:
-        hinge = reach[:, :, None] - near[:, None, :]  # (B, M, R)
-        violated = (hinge > 0) & pairs.negative[:, None, :] & counted[:, :, None]
-        return torch.where(violated, hinge, 0).sum(), violated.sum(), every
-    low = torch.where(pairs.negative, near, math.inf).sort(-1).values
+    total, active, _, _ = _hinges(far, near, pairs.positive, pairs.negative, margin)
+    return total, active, (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
+
+
+# An operator of its own, which a compiler leaves whole: captured for all batches, it could not count an anchor's few positives.
+@torch.library.custom_op(
+    "unimetric::triplet_hinges",
+    mutates_args=(),
+    schema="(Tensor far, Tensor near, Tensor positive, Tensor negative, float margin)"
+    " -> (Tensor total, Tensor active, Tensor to_far, Tensor to_near)",
+)
+def _hinges(
+    far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], margin: float
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    """The sum, how many are active, and the gradients of the sum, which count them for each entry."""
+    reach, rivals = torch.where(positive, far + margin, -math.inf), torch.where(negative, near, math.inf)
+    # To read a count makes a GPU wait. A CPU waits for nothing, and where an anchor has few positives does without the sort.
+    most = max(1, int(positive.sum(-1).max())) if far.device.type == "cpu" else far.shape[1]
+    if most * 8 <= far.shape[1] and most * far.numel() <= BLOCK:
+        reach, columns = reach.topk(most)  # (B, M)
+        hinge = (reach[:, :, None] - rivals[:, None, :]).relu_()  # (B, M, R)
+        total, violated = hinge.sum(), hinge.sign_()
+        pulled = violated.sum(-1)
+        return total, pulled.sum(dtype=torch.float64).long(), torch.zeros_like(far).scatter_(1, columns, pulled), -violated.sum(1)
+    # Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row.
+    low, high = rivals.sort(-1).values, reach.sort(-1).values
     running = torch.nn.functional.pad(torch.where(low.isfinite(), low, 0).cumsum(-1), (1, 0))
-    active = torch.searchsorted(low.detach(), reach.detach().contiguous())  # how many negatives lie below
-    sums = active * reach - running.gather(-1, active)
-    return masked_sum(sums, counted).sum(), torch.where(counted, active, 0).sum(), every
+    pulled = torch.where(positive, torch.searchsorted(low, reach), 0)  # how many negatives lie below each positive
+    total = torch.where(positive, pulled * reach - running.gather(-1, pulled), 0).sum()
+    pushed = torch.where(negative, far.shape[1] - torch.searchsorted(high, rivals, right=True), 0)
+    return total, pulled.sum(), pulled.to(far.dtype), -pushed.to(far.dtype)
+
+
+@_hinges.register_fake
+def _shapes(far: Tensor, near: Tensor, positive: Tensor, negative: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return far.new_empty(()), far.new_empty((), dtype=torch.int64), torch.empty_like(far), torch.empty_like(near)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[2:])
+
+
+def _backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    to_far, to_near = ctx.saved_tensors
+    return upstream * to_far, upstream * to_near, None, None, None
+
+
+_hinges.register_autograd(_backward, setup_context=_save)
 
 
 # --- proxies, and the ball -------------------------------------------------------------------------------------------

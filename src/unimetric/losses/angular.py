@@ -7,9 +7,9 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import softplus
 
-from unimetric.geometry import Dice, Memory, draw, full, gram, match, unit
+from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, match, unit
 
 
 class Angular(nn.Module):
@@ -43,22 +43,24 @@ class Angular(nn.Module):
         inverse = lengths.clamp_min(1e-6).reciprocal()[:, None]
         pairs = match(labels, memory, dim=raw.shape[-1])
         positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
+        anchors = raw * inverse
         if memory is None:
+            references, others = raw, anchors
             product = gram(raw)  # (B, R)
             similarity = product * inverse * inverse.T
             partners = similarity.index_select(0, positive)  # (B, R): of each anchor's positive
         else:
-            references = unit(full(memory.embeddings))
-            product, similarity = raw @ full(memory.embeddings).T, raw @ references.T * inverse
-            partners = references.index_select(0, positive) @ references.T
+            references, others = full(memory.embeddings), unit(full(memory.embeddings))
+            product, similarity = raw @ references.T, anchors @ others.T
+            partners = others.index_select(0, positive) @ others.T
 
-        # log(1 + sum_n exp(rival_n - own)) is the cross entropy of the positive among itself and the negatives.
-        def contrast(rivals: Tensor, own: Tensor) -> Tensor:
-            logits = torch.where(pairs.negative, rivals, torch.finfo(rivals.dtype).min).scatter(1, positive[:, None], own)
-            return cross_entropy(logits, torch.where(has_positive, positive, -1), ignore_index=-1, reduction="sum")
+        def contrast(rivals: Float[Tensor, "B R"], own: Float[Tensor, "B"] | float) -> Float[Tensor, ""]:
+            return torch.where(has_positive, softplus(log_sum_exp(rivals, pairs.negative) - own), 0).sum()
 
-        own = product.gather(1, positive[:, None])
-        n_pair = contrast((product - own).clamp(-50, 50), torch.zeros_like(own))
+        # The positive's own entries are made again from their vectors: no gradient of one entry a row.
+        own = (raw * references.index_select(0, positive)).sum(-1)
+        n_pair = contrast((product - own[:, None]).clamp(-50, 50), 0.0)
         square = math.tan(math.radians(self.alpha)) ** 2
-        angular = contrast(4 * square * (similarity + partners), 2 * (1 + square) * similarity.gather(1, positive[:, None]))
+        near = (anchors * others.index_select(0, positive)).sum(-1)
+        angular = contrast(4 * square * (similarity + partners), 2 * (1 + square) * near)
         return (n_pair + self.weight * angular) / has_positive.sum().clamp_min(1) + self.nu * lengths.mean()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import softplus
 
 from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, masked_mean, match
 
@@ -36,16 +36,14 @@ class NPair(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         embeddings = full(embeddings) if self.scale == 1 else full(embeddings) * self.scale
-        product = gram(embeddings) if memory is None else embeddings @ (full(memory.embeddings) * self.scale).T  # (B, R)
+        references = embeddings if memory is None else full(memory.embeddings) * self.scale
+        product = gram(embeddings) if memory is None else embeddings @ references.T  # (B, R)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
+        rivals = log_sum_exp(product, pairs.negative)  # (B,)
         if self.all_positives:
-            rivals = log_sum_exp(product, pairs.negative)  # (B,)
             contrast = masked_mean(softplus(rivals[:, None] - product), pairs.positive)
         else:
-            # log(1 + sum_n exp(s_n - s_p)) is the cross entropy of p among p and the negatives.
             positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
-            among = pairs.negative.scatter(1, positive[:, None], True)
-            logits = torch.where(among, product, torch.finfo(product.dtype).min)
-            terms = cross_entropy(logits, torch.where(has_positive, positive, -1), ignore_index=-1, reduction="sum")
-            contrast = terms / has_positive.sum().clamp_min(1)
+            own = (embeddings * references.index_select(0, positive)).sum(-1)  # made again from its vectors: no gradient of one entry a row
+            contrast = masked_mean(softplus(rivals - own), has_positive)
         return contrast + self.nu * torch.linalg.vector_norm(embeddings, dim=-1).mean()

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Pairs, Triplets, draw, euclidean, pick
+from unimetric.geometry import Dice, Pairs, Triplets, draw, euclidean
 
 
 class Semihard(nn.Module):
@@ -33,7 +33,8 @@ class Semihard(nn.Module):
         anchor = torch.arange(rows, device=similarity.device)
         distance = euclidean(similarity, epsilon=0.0)
         positive, has_positive = draw(pairs.positive, first)
-        reach = pick(distance, anchor, positive)[:, None]
-        band = pairs.negative & (distance > reach) & (distance < reach + self.margin)
-        negative, has_negative = draw(torch.where(band.any(-1, keepdim=True), band, pairs.negative), second)
+        reach = distance.gather(1, positive[:, None])
+        band = (pairs.negative & (distance > reach) & (distance < reach + self.margin)).float()
+        found = band.amax(-1, keepdim=True) > 0
+        negative, has_negative = draw(torch.where(found, band, pairs.negative.float()), second)
         return Triplets(anchor, positive, negative, has_positive & has_negative)
