@@ -5,8 +5,10 @@
     python benchmarks/losses.py --compile              # ours through torch.compile(fullgraph=True); the peer has data-dependent shapes
     python benchmarks/losses.py --batches 112 --only margin,triplet
 
-Both take turns in one process, and the medians are compared. Each case runs in a process of its own, so that a peer that runs out of
-memory or of patience takes nothing along. Where the peer is not installed, `--peer-path` says where it lies; otherwise ours run alone.
+Both take turns in one process, and the medians are compared. A turn lasts 50 ms at least, so that a short step is not timed by the waking
+of threads that the other's last lines, which need one only, have let sleep; `--turn 0` times single steps. Each case runs in a process of
+its own, so that a peer that runs out of memory or of patience takes nothing along. Where the peer is not installed, `--peer-path` says
+where it lies; otherwise ours run alone.
 
 The matrix products of each case are timed alone as well. No loss that compares a batch can do without them, so that they bound the ratio
 that any code could reach on the machine at hand.
@@ -111,6 +113,7 @@ def main() -> None:
     arguments.add_argument("--compile", action="store_true", help="compile ours")
     arguments.add_argument("--threads", type=int, default=2)
     arguments.add_argument("--seconds", type=float, default=1.0, help="how long to take turns")
+    arguments.add_argument("--turn", type=float, default=50.0, help="milliseconds of one turn, at least")
     arguments.add_argument("--limit", type=float, default=60.0, help="seconds that one step of the peer may take")
     arguments.add_argument("--gib", type=float, default=8.0, help="memory that the peer may take, on a CPU")
     arguments.add_argument("--peer-path", default="", help="a folder that holds pytorch_metric_learning")
@@ -132,6 +135,10 @@ def main() -> None:
     cases = [case for case in every if not wanted or case[0].split("(")[0] in wanted]
     how = "ours compiled, " if options.compile else ""
     print(f"torch {torch.__version__}, {peer or 'no peer'}, {how}{options.device}, {options.threads} threads, dimension {DIM}\n")
+    if options.compile and options.device == "cpu":
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        valid_vec_isa_list()  # inductor tries out what the machine can do, for twenty seconds on some: here, before each case is a process
     rows = []
     for batch in map(int, options.batches.split(",")):
         rows += table(cases, batch, bool(peer), options)
@@ -320,12 +327,13 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
         if device.type == "cuda":
             speak.send({f"{name}_copies": copies_from_device(lambda step=step: step(embeddings, labels))})
     turns: dict[str, list[float]] = {name: [] for name, _ in steps}
-    rounds = max(3, min(200, int(options.seconds / max(sum(once.values()), 1e-6))))
+    counts = {name: max(1, round(options.turn / 1000 / seconds)) for name, seconds in once.items()}
+    rounds = max(3, min(200, int(options.seconds / max(sum(counts[name] * once[name] for name in once), 1e-6))))
     if sum(once.values()) > 10:
         rounds = 1  # one more than the first
     for _ in range(rounds):
         for name, step in steps:
-            turns[name].append(timed(step, embeddings, labels))
+            turns[name].append(timed(step, embeddings, labels, count=counts[name]))
     speak.send({name: statistics.median(values) * 1000 for name, values in turns.items()})
 
 
@@ -347,12 +355,14 @@ def bare_products(loss: torch.nn.Module, classes: int, embeddings: torch.Tensor)
     return step
 
 
-def timed(step: Callable[..., None], *inputs: torch.Tensor) -> float:
+def timed(step: Callable[..., None], *inputs: torch.Tensor, count: int = 1) -> float:
+    """Seconds of a step, the mean of some in a row."""
     synchronize(inputs[0].device)
     start = time.perf_counter()
-    step(*inputs)
+    for _ in range(count):
+        step(*inputs)
     synchronize(inputs[0].device)
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / count
 
 
 def synchronize(device: torch.device) -> None:

@@ -121,8 +121,36 @@ def test_an_objective_of_one_term_is_joined_and_one_of_several_is_not(handed):
     assert z.grad.isfinite().all()
 
 
+def test_labels_are_told_apart_by_every_bit(handed):
+    """Compared by halves: labels that differ in one of them only, below zero and above 2^32."""
+    labels = torch.tensor([0, 1, 1 << 32, (1 << 32) + 1, -1, -(1 << 32), (1 << 62) + 5, 5]).repeat_interleave(3)
+    loss, z = create("losses", "contrastive(miner='all')"), embeddings()
+    value = compiled(loss)(z, labels)
+    assert one(value)
+    assert value.item() == pytest.approx(loss(z, labels).item(), rel=1e-6)
+    assert value.item() != pytest.approx(loss(z, labels % 2**32).item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["contrastive(miner='all', active_only=True)", "triplet(miner='semihard')", "multi_similarity", "n_pair"])
+def test_a_graph_has_neither_wide_masks_nor_single_numbers_to_add(handed, text):
+    loss, z = create("losses", text), embeddings()
+    compiled(loss)(z, LABELS).backward()
+    aten, read = torch.ops.aten, [node for node in handed[0].graph.nodes if node.op == "call_function"]
+    for node in read:
+        kinds = [given.meta["val"].dtype for given in node.all_input_nodes if "val" in given.meta]
+        if node.target in (aten.eq.Tensor, aten.ne.Tensor) and node.meta.get("val", z).dim() == 2:
+            assert kinds != [torch.int64, torch.int64]
+        if node.target in (aten.sum.default, aten.sum.dim_IntList) and kinds == [torch.bool]:
+            assert node.kwargs["dtype"] == torch.int32
+        assert node.target not in (aten.any.dim, aten.any.default) or kinds != [torch.bool]
+        assert node.target is not aten.index_put.default or node.args[0].meta["val"].dim() != 2
+    turned = [node for node in read if node.target is aten.permute.default and node.users and node.meta["val"].shape == (24, 24)]
+    made = torch.ops.prims.inductor_force_stride_order.default
+    assert all(node.args[0].target is made for node in turned if any(user.target is aten.add.Tensor for user in node.users))
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
-@pytest.mark.parametrize("text", ["margin", "proxy_nca", "curricularface", "smooth_ap", "cross_batch(size=48)"])
+@pytest.mark.parametrize("text", ["margin", "proxy_nca", "curricularface", "smooth_ap", "triplet(miner='all')", "cross_batch(size=48)"])
 def test_compiled_in_earnest(text):
     """By inductor itself, in float32, step after step: mining, proxies, changing buffers, an operator of our own, and several terms."""
     kind = "objectives" if "cross" in text else "losses"

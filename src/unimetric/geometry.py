@@ -23,6 +23,9 @@ from unimetric.spec import create
 #: Numbers in the largest (B, M, R) block that is made where there is a choice: 64 MiB of float32.
 BLOCK = 2**24
 
+#: Numbers in a block that stays in a core's cache.
+CACHED = 2**18
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -151,7 +154,7 @@ def masked_min(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float
     return torch.where(mask, values, math.inf).amin(-1)
 
 
-def few(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, least: int = 2**17) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
+def few(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
     """The entries that count, moved to the front of each row, with as many columns as any row needs; as they are where that does not pay.
 
     Positives are few: whatever is done to them need not be done to the whole matrix. Only a CPU counts them without waiting, and a graph
@@ -160,20 +163,14 @@ def few(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, least: int =
     Args:
         values: what they are taken from.
         mask: which count.
-        least: numbers in the matrix from which it pays.
     """
-    if values.device.type != "cpu" or values.numel() < least or torch.compiler.is_compiling():
+    if values.device.type != "cpu" or values.numel() < 2**17 or torch.compiler.is_compiling():
         return values, mask
     most = max(1, int(mask.sum(-1).max()))
     if most * 8 > mask.shape[1]:
         return values, mask
     kept, columns = mask.to(torch.uint8).topk(most)
     return values.gather(1, columns), kept.bool()
-
-
-def pick(matrix: Float[Tensor, "B R"], rows: Int[Tensor, "T"], columns: Int[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """matrix[rows, columns], by a gather whose backward needs no sort."""
-    return matrix.flatten().gather(0, rows * matrix.shape[1] + columns)
 
 
 # --- dice: randomness that a checkpoint keeps ------------------------------------------------------------------------
@@ -279,7 +276,7 @@ def triplet_hinges(
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
     """Sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks, how many are active, and how many there are.
 
-    No B x R x R tensor is made, unless it is a small one.
+    No B x R x R tensor is made.
     """
     total, active, _, _ = _hinges(far, near, pairs.positive, pairs.negative, margin)
     return total, active, (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
@@ -299,12 +296,18 @@ def _hinges(
     reach, rivals = torch.where(positive, far + margin, -math.inf), torch.where(negative, near, math.inf)
     # To read a count makes a GPU wait. A CPU waits for nothing, and where an anchor has few positives does without the sort.
     most = max(1, int(positive.sum(-1).max())) if far.device.type == "cpu" else far.shape[1]
-    if most * 8 <= far.shape[1] and most * far.numel() <= BLOCK:
+    if most * 8 <= far.shape[1] and most <= 64:
         reach, columns = reach.topk(most)  # (B, M)
-        hinge = (reach[:, :, None] - rivals[:, None, :]).relu_()  # (B, M, R)
-        total, violated = hinge.sum(), hinge.sign_()
-        pulled = violated.sum(-1)
-        return total, pulled.sum(dtype=torch.float64).long(), torch.zeros_like(far).scatter_(1, columns, pulled), -violated.sum(1)
+        total, pulled, pushed = far.new_zeros(()), torch.empty_like(reach), torch.empty_like(near)
+        step = max(1, CACHED // (most * far.shape[1]))  # rows at a time
+        for start in range(0, len(far), step):
+            rows = slice(start, start + step)
+            hinge = (reach[rows, :, None] - rivals[rows, None, :]).relu_()  # (step, M, R)
+            total += hinge.sum()
+            violated = hinge.sign_()
+            torch.sum(violated, -1, out=pulled[rows])
+            torch.sum(violated, 1, out=pushed[rows])
+        return total, pulled.sum(dtype=torch.float64).long(), torch.zeros_like(far).scatter_(1, columns, pulled), pushed.neg_()
     # Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row.
     low, high = rivals.sort(-1).values, reach.sort(-1).values
     running = torch.nn.functional.pad(torch.where(low.isfinite(), low, 0).cumsum(-1), (1, 0))

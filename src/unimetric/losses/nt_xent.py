@@ -35,7 +35,7 @@ class NTXent(nn.Module):
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(full(embeddings), labels, memory)
         pairs = self.miner(similarity.detach(), pairs)
-        logits = similarity / self.temperature  # (B, R)
+        logits = similarity * (1 / self.temperature)  # (B, R)
         rivals = log_sum_exp(logits, pairs.negative)  # (B,)
         near, counted = few(logits, pairs.positive)
         return masked_mean(softplus(rivals[:, None] - near), counted)

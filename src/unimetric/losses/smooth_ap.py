@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import BLOCK, Memory, compare, full
+from unimetric.geometry import BLOCK, CACHED, Memory, compare, full
 
 
 class SmoothAP(nn.Module):
@@ -59,22 +59,40 @@ def _lost(
     weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
     lost, slope = weight.sum(), torch.zeros_like(logits)
     step = max(1, BLOCK // logits.numel())
+    # On a CPU some rows at a time, so that a block stays in a core's cache.
+    few = max(1, CACHED // (most * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
+    for parts in zip(*(matrix.split(few) for matrix in (logits, inside, positive, columns, weight, slope)), strict=True):
+        lost = lost - _gained(*parts, step)
+    return lost.clamp_min(0), slope / temperature
+
+
+def _gained(
+    logits: Float[Tensor, "b R"],
+    inside: Float[Tensor, "b R"],
+    positive: Bool[Tensor, "b R"],
+    columns: Int[Tensor, "b M"],
+    weight: Float[Tensor, "b M"],
+    slope: Float[Tensor, "b R"],
+    step: int,
+) -> Float[Tensor, ""]:
+    """The weighted AP of some anchors; the gradient of what is lost is added to `slope`."""
+    gained = weight.new_zeros(())
     for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
         # Past the positives a column may be anything: what it gives has no weight, but must be a number.
         own = torch.where(share > 0, logits.gather(1, column), 0)
-        before = (logits[:, None, :] - own[:, :, None]).sigmoid_()  # (B, step, R)
+        before = (logits[:, None, :] - own[:, :, None]).sigmoid_()  # (b, step, R)
         # Sums, not products of matrices: a thousand of them with three rows each would take several times as long.
-        near = (before * inside[:, None]).sum(-1)  # (B, step)
+        near = (before * inside[:, None]).sum(-1)  # (b, step)
         far = before.sum(-1) - near
         near = near + 0.5  # 1, less the G(0) of p itself
-        lost = lost - (share * near / (near + far)).sum()
-        to_near, to_far = (share / (near + far).square() * side for side in (-far, near))  # d lost / d near and d far, (B, step)
+        gained = gained + (share * near / (near + far)).sum()
+        to_near, to_far = (share / (near + far).square() * side for side in (-far, near))  # d lost / d near and d far, (b, step)
         before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
-        # (B, step, R), the gradient of each difference; what falls on p itself adds up to nothing.
+        # (b, step, R), the gradient of each difference; what falls on p itself adds up to nothing.
         change = torch.where(positive[:, None], to_near[:, :, None], to_far[:, :, None]).mul_(before)
         slope += change.sum(1)
         slope.scatter_add_(1, column, -change.sum(-1))
-    return lost.clamp_min(0), slope / temperature
+    return gained
 
 
 @_lost.register_fake

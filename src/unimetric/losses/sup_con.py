@@ -36,7 +36,7 @@ class SupCon(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(full(embeddings), labels, memory)
-        logits = similarity / self.temperature  # (B, R)
+        logits = similarity * (1 / self.temperature)  # (B, R)
         count = pairs.positive.sum(-1)  # (B,)
         if not self.pairwise:
             everyone = log_sum_exp(logits, pairs.positive | pairs.negative)
