@@ -62,7 +62,7 @@ def _lost(
     # On a CPU some rows at a time, so that a block stays in a core's cache.
     few = max(1, CACHED // (most * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
     for parts in zip(*(matrix.split(few) for matrix in (logits, inside, positive, columns, weight, slope)), strict=True):
-        lost = lost - _gained(*parts, step)
+        lost = lost - _gained(*parts, step=step)
     return lost.clamp_min(0), slope / temperature
 
 
@@ -73,6 +73,7 @@ def _gained(
     columns: Int[Tensor, "b M"],
     weight: Float[Tensor, "b M"],
     slope: Float[Tensor, "b R"],
+    *,
     step: int,
 ) -> Float[Tensor, ""]:
     """The weighted AP of some anchors; the gradient of what is lost is added to `slope`."""
