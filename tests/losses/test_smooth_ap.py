@@ -44,9 +44,10 @@ def test_captured_it_agrees(case):
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
-def test_blocks_change_nothing(case, monkeypatch):
+@pytest.mark.parametrize("limit", ["BLOCK", "CACHED"], ids=["one column at a time", "one row at a time"])
+def test_blocks_change_nothing(case, limit, monkeypatch):
     whole = SmoothAP(temperature=0.1)(case.embeddings, case.labels, case.memory)
-    monkeypatch.setattr(smooth_ap, "BLOCK", 1)  # one column at a time
+    monkeypatch.setattr(smooth_ap, limit, 1)
     blocks = SmoothAP(temperature=0.1)(case.embeddings, case.labels, case.memory)
     torch.testing.assert_close(blocks, whole, rtol=1e-12, atol=0)
     gradients = [torch.autograd.grad(value, case.embeddings)[0] for value in (whole, blocks)]

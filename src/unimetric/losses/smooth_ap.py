@@ -60,8 +60,8 @@ def _lost(
     lost, slope = weight.sum(), torch.zeros_like(logits)
     step = max(1, BLOCK // logits.numel())
     # On a CPU some rows at a time, so that a block stays in a core's cache.
-    few = max(1, CACHED // (most * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
-    for parts in zip(*(matrix.split(few) for matrix in (logits, inside, positive, columns, weight, slope)), strict=True):
+    rows = max(1, CACHED // (most * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
+    for parts in zip(*(matrix.split(rows) for matrix in (logits, inside, positive, columns, weight, slope)), strict=True):
         lost = lost - _gained(*parts, step=step)
     return lost.clamp_min(0), slope / temperature
 
