@@ -1,4 +1,4 @@
-"""Diverse features: four heads with four tasks, kept apart by an adversary."""
+"""DiVA: four heads with four tasks, separated by an adversary."""
 
 from __future__ import annotations
 
@@ -14,43 +14,57 @@ from unimetric.geometry import Dice, Pairs, Triplets, draw, unit
 from unimetric.objectives import Output
 from unimetric.spec import create
 
+_INTRA_TRIPLETS = ("all", "distinct", "permuted")
+
 
 class Diva(nn.Module):
-    """Diverse visual feature aggregation (Milbich et al., ECCV 2020), for the head `diva`: discriminative, shared, self-similarity, intra.
+    """DiVA: a separate task for each of the four branches of the head `diva`.
 
         L = loss(disc, y) + shared aux(shared, y[pi]) + own dance(self) + intra aux(intra, within classes) + adversary
         dance = mean_i CE([q_i k_i, w_i1 q_i m_1, ..., w_iM q_i m_M] / temperature, 0)
         adversary = -rho sum over s in {shared, self, intra} of  mean over batch and dimensions of (unit(disc) unit(R_s(unit(s))))^2
 
-    *Shared*: classes mean nothing, since the labels are permuted. *Intra*: anchor, positive and negative come from one class, each drawn
-    with replacement; a triplet whose negative is the anchor itself does not count. *Self-similarity* (DaNCE): q is the head's direction
-    for the first view, k that for the second view by a copy of the network that follows as an exponential moving average, m are the keys
-    of the last `queue` batches, and w are weights inverse to the density of distances on the sphere (d not below 0.5, none beyond 1.4),
-    summing to 1 for each query. *Adversary*: each R_s, a small network, learns to foretell `disc` from s, and both heads get its gradient
-    with the opposite sign, so that they come to tell different things.
+    *Shared*: the labels are permuted, so the head learns features that do not separate classes.
+    *Intra*: anchor, positive and negative are drawn from one class, each with replacement.
+    *Self-similarity* (DaNCE): q is the head's direction for the first view. k is the direction for the
+    second view, computed by an exponential moving average of the network. m are the keys of the last
+    `queue` batches. w are inverse to the density of distances on the sphere: d is at least 0.5, and keys
+    beyond 1.4 get no weight. They sum to 1 per query. *Adversary*: each small network R_s learns to
+    predict `disc` from s. Both heads get its gradient with the opposite sign.
 
-    Differs from the authors' code: it normalises w over the batch by mistake (`--diva_fixed` mends it, without a change of results); it
-    fills the queue before training, whereas here the first batches fill it and empty slots do not count; it shuffles BatchNorm's batches,
-    where our copy stands in test mode and has nothing to leak. ooDML's script permutes labels for the intra head, too, probably a slip.
-    The paper's adversary sums over dimensions, which makes its rho 128 times smaller.
+    Differs from the paper:
+        The authors have two implementations. The defaults follow the ECCV code with its flag
+        `--diva_fixed`. ooDML's script is `diva(intra_triplets='permuted', column_weights=True)`. Both
+        fill the queue before training; here the first batches fill it, and empty slots do not count.
+        Both shuffle the BatchNorm batches of the moving average; here it runs in test mode. With
+        permuted labels, the boundary of `margin` is that of the permuted label; theirs is that of the
+        true label. The paper's adversary sums over dimensions, which makes its rho 128 times smaller.
+
+    Reference:
+        Diverse visual feature aggregation for deep metric learning (Milbich et al., ECCV 2020).
 
     Args:
-        loss: a part of `losses/`, for the discriminative head.
-        miner: a part of `miners/` for that loss; its own where none is named.
-        auxiliary: a part of `losses/` that reads triplets, for the shared and the intra head.
-        shared: weight of the shared head's loss: 0.3 for CUB200, 0.15 for CARS196, 0.2 for Stanford Online Products.
-        own: weight of the self-similarity head's loss, the same.
-        intra: weight of the intra head's loss, the same.
-        rho: weight of the adversary: 1500 for CUB200, 100 for CARS196, 150 for Stanford Online Products.
-        hidden: width of the adversary's networks.
-        lr: learning rate of the adversary's networks.
-        queue: batches of keys to remember: 30, and 70 for Stanford Online Products.
-        temperature: divides the similarities of `dance`.
-        momentum: how much of the moving average stays at each step.
-        half_keys: on a GPU the copy of the network runs in bfloat16.
-        num_classes: training classes.
-        branches: dimensions of the head's branches; a run gives it.
-        batch_size: pictures a step.
+        loss: Loss spec string of the discriminative head.
+        miner: Miner spec string of that loss. Defaults to the loss's miner.
+        auxiliary: Loss spec string of the shared and the intra head. The loss must read triplets.
+        shared: Weight of the shared head's loss: 0.3 for CUB200, 0.15 for CARS196, 0.2 for Stanford
+            Online Products.
+        own: Weight of the self-similarity head's loss; same values.
+        intra: Weight of the intra head's loss; same values.
+        rho: Weight of the adversary: 1500 for CUB200, 100 for CARS196, 150 for Stanford Online Products.
+        hidden: Width of the adversary's networks.
+        lr: Learning rate of the adversary's networks.
+        queue: Number of batches whose keys are stored: 30, or 70 for Stanford Online Products.
+        temperature: Divisor of the similarities in `dance`.
+        momentum: Fraction of the moving average that is kept at each step, from 0 to 1.
+        half_keys: Whether the moving average runs in bfloat16 on a GPU.
+        intra_triplets: Triplets of the intra head. `all` counts every drawn triplet, also if the negative
+            is the anchor. `distinct` drops those triplets. `permuted` uses the auxiliary loss on
+            permuted labels with its own miner instead.
+        column_weights: Normalize w over the queries of a batch instead of over the keys of a query.
+        num_classes: Number of training classes.
+        branches: Dimensions of the head's branches, provided by the run.
+        batch_size: Number of images per step.
     """
 
     views = 2
@@ -74,6 +88,8 @@ class Diva(nn.Module):
         temperature: float = 0.01,
         momentum: float = 0.9,
         half_keys: bool = True,
+        intra_triplets: str = "all",
+        column_weights: bool = False,
         num_classes: int,
         branches: tuple[int, ...],
         batch_size: int,
@@ -85,11 +101,15 @@ class Diva(nn.Module):
             )
         if queue < 1:
             raise UnimetricError(f"`queue` of the objective `diva` must be at least 1, not {queue}", "write `diva(queue=30)`")
+        if intra_triplets not in _INTRA_TRIPLETS:
+            choices = ", ".join(_INTRA_TRIPLETS)
+            raise UnimetricError(f"`intra_triplets` of the objective `diva` cannot be {intra_triplets!r}", f"choose from: {choices}")
         dim = branches[0]
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.shared_loss = create("losses", auxiliary, num_classes=num_classes, dim=dim)
-        self.intra_loss = create("losses", auxiliary, miner=_Within(), num_classes=num_classes, dim=dim)
-        if not any(isinstance(part, _Within) for part in self.intra_loss.modules()):
+        within = None if intra_triplets == "permuted" else _Within(distinct=intra_triplets == "distinct")
+        self.intra_loss = create("losses", auxiliary, miner=within, num_classes=num_classes, dim=dim)
+        if within is not None and not any(part is within for part in self.intra_loss.modules()):
             raise UnimetricError(f"`{auxiliary}` reads no triplets, which the intra head's are", "write `diva(auxiliary='margin')`")
         self.regressors = nn.ModuleList(
             nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim)) for _ in ("shared", "self", "intra")
@@ -99,6 +119,7 @@ class Diva(nn.Module):
             part.lr = lr
         self.shared, self.own, self.intra, self.rho = shared, own, intra, rho
         self.temperature, self.momentum, self.half_keys = temperature, momentum, half_keys
+        self.permuted, self.column_weights = within is None, column_weights
         self.dice = Dice(3)  # not the numbers of the miners
         self.teacher: Any = None
         self.student: list[Any] = []  # in a list, so that the model's weights do not become the objective's
@@ -118,15 +139,19 @@ class Diva(nn.Module):
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
         disc, shared, own, intra = output.branches
-        order = self.dice(len(labels)).argsort(stable=True)
+        order = self._permutation(len(labels))
         adversary = sum(likeness(regressor, source, disc) for regressor, source in zip(self.regressors, (shared, own, intra), strict=True))
         return {
             "loss": self.loss(disc, labels),
             "shared": self.shared * self.shared_loss(shared, labels[order]),
             "self": self.own * self._dance(unit(own), self._look(output)),
-            "intra": self.intra * self.intra_loss(intra, labels),
+            "intra": self.intra * self.intra_loss(intra, labels[self._permutation(len(labels))] if self.permuted else labels),
             "adversary": -self.rho * adversary,
         }
+
+    def _permutation(self, count: int) -> Int[Tensor, "B"]:
+        """Draw a random order of the batch."""
+        return self.dice(count).argsort(stable=True)
 
     @torch.no_grad()
     def _look(self, output: Output) -> Float[Tensor, "B D"]:
@@ -144,7 +169,7 @@ class Diva(nn.Module):
         slots = torch.arange(len(self.keys), device=key.device)
         valid = slots < filled
         memory = query @ self.keys.clone().T  # a copy: the queue is written before the backward pass reads it
-        weights = rarity(memory.detach(), valid, dim=query.shape[1])
+        weights = rarity(memory.detach(), valid, dim=query.shape[1], columns=self.column_weights)
         others = torch.where(valid, weights * memory, torch.finfo(memory.dtype).min / 4 * self.temperature)
         logits = torch.cat([(query * key).sum(1, keepdim=True), others], 1) / self.temperature
         self.keys.index_copy_(0, (place + slots[: len(key)]) % len(self.keys), key.to(self.keys.dtype))
@@ -161,15 +186,20 @@ class Diva(nn.Module):
             mine.copy_(theirs)
 
 
-def rarity(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int) -> Float[Tensor, "B M"]:
-    """Weights that sum to 1 for each row: one over the density of distances on the sphere; even where all are beyond the cutoff."""
+def rarity(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int, columns: bool = False) -> Float[Tensor, "B M"]:
+    """Compute weights that are inverse to the density of distances on the sphere.
+
+    Weights sum to 1 per row, or per column with `columns=True`. They are equal if all distances are
+    beyond the cutoff.
+    """
+    axis = -2 if columns else -1
     square = (2 - 2 * similarity).clamp_min(0.25)
     log_weight = (3 - dim) / 2 * (square * (1 - square / 4).clamp_min(1e-8)).log() - square.log() / 2
     log_weight = torch.where(valid, log_weight, -torch.inf)
-    weight = (log_weight - log_weight.amax(-1, keepdim=True).clamp_min(-1e30)).exp()
-    # The code's floor of 1e-45 is no normal number; a GPU would make it zero.
+    weight = (log_weight - log_weight.amax(axis, keepdim=True).clamp_min(-1e30)).exp()
+    # The authors' floor of 1e-45 is a subnormal number, which a GPU would round to zero.
     weight = torch.where(square > 1.4**2, 0, weight).clamp_min(1e-38) * valid
-    return weight / weight.sum(-1, keepdim=True).clamp_min(1e-38)
+    return weight / weight.sum(axis, keepdim=True).clamp_min(1e-38)
 
 
 def likeness(regressor: nn.Module, source: Float[Tensor, "B D"], target: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
@@ -191,20 +221,25 @@ class _Reverse(torch.autograd.Function):
 
 
 class _Within(nn.Module):
-    """Triplets within a class: a class evenly, then anchor, positive and negative from it, with replacement."""
+    """Draw a class uniformly, then anchor, positive and negative from it, with replacement.
+
+    Args:
+        distinct: Whether triplets whose negative is the anchor are dropped.
+    """
 
     gives = Triplets
 
-    def __init__(self) -> None:
+    def __init__(self, *, distinct: bool = False) -> None:
         super().__init__()
+        self.distinct = distinct
         self.dice = Dice()
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         rows = len(similarity)
         same = ~pairs.negative
         numbers = self.dice(3 * rows).view(3, rows)
-        # Each sample by one over the size of its class: classes evenly, and evenly within each.
-        anchor, _ = draw((1 / same.sum(-1)).expand(rows, rows), numbers[0])
+        # Weight each sample by one over the size of its class, so that classes are uniform.
+        anchor, found = draw((1 / same.sum(-1)).expand(rows, rows), numbers[0])
         positive, _ = draw(same[anchor], numbers[1])
         negative, _ = draw(same[anchor], numbers[2])
-        return Triplets(anchor, positive, negative, negative != pairs.own[anchor])
+        return Triplets(anchor, positive, negative, negative != pairs.own[anchor] if self.distinct else found)
