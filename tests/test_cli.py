@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -79,6 +80,10 @@ def test_an_unknown_key(refused, tmp_path: Path) -> None:
         (["ensemble", ".", "metrics=nmi"], "`--metrics` is an option"),
         (["bench", "grid.toml", "path=a"], "unknown key `path`"),
         (["tune", "grid.toml", "trials=3"], "`--trials` is an option"),
+        (["bench", "grid.toml", "parallel=2"], "`--parallel` is an option"),
+        (["check", "data=1"], "`--data` is an option"),
+        (["check", "epoch=3"], "unknown key `epoch`"),
+        (["check", "grid.toml", "epoch=3"], "unknown key `epoch`"),
         (["train", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
         (["bench", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
     ],
@@ -192,6 +197,17 @@ def test_a_class_without_a_readable_picture_is_no_class(refused, capsys, monkeyp
     refused(*words[:-1], str(tmp_path / "other"), says="too few classes are left")
 
 
+def test_pack_prints_progress_without_a_terminal(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    words = ["pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack")]
+    assert run(capsys, monkeypatch, *words)[2] == ""  # done before the first line is due
+    monkeypatch.setattr("unimetric.engine.display.EVERY", 0.0)
+    code, out, err = run(capsys, monkeypatch, *words)
+    assert code == 0
+    assert "packing 1/24\n" in err
+    assert re.search(r"^packing 23/24  [\d,.]+ per second  0 s left$", err, re.M)
+    assert "packing" not in out
+
+
 def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, small_disk) -> None:
     with small_disk():
         refused("pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack"), "--encoding", "raw", says="a.pack")
@@ -281,6 +297,17 @@ def test_what_evaluate_refuses(refused, tmp_path: Path) -> None:
         refused("evaluate", nothing, says=f"{nothing}: no such run folder, .npz file or backbone")
 
 
+def test_evaluate_compares_an_npz_file_in_a_geometry(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    """By L2, both short vectors find each other; by cosine, every vector finds its class."""
+    rows = np.array([[1.0, 0], [10, 0], [0, 1], [0, 10]])
+    np.savez(tmp_path / "a.npz", embeddings=rows, labels=np.array([0, 0, 1, 1]))
+    for words, value in (([], "1.0000"), (["geometry=cosine"], "1.0000"), (["geometry=euclidean"], "0.5000")):
+        code, out, err = run(capsys, monkeypatch, "evaluate", str(tmp_path / "a.npz"), *words)
+        assert code == 0 and value in out + err, err
+    refused("evaluate", str(tmp_path / "a.npz"), "geometry=round", says="no geometry `round`")
+    refused("evaluate", str(tmp_path / "a.npz"), "geometry=cosine", "seed=1", says="--save and --part change nothing")
+
+
 def test_what_evaluate_refuses_of_an_npz_file(refused, capsys, monkeypatch, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
     rows, labels = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) // 2
@@ -351,7 +378,48 @@ def test_list_and_check(capsys, monkeypatch, refused, tmp_path: Path) -> None:
     assert "a.toml" in refused("check", str(config), says="reads Pairs")
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "list", "check", "pack", "demo"])
+def test_check_accepts_settings_without_a_file(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    from unimetric.config import load
+
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, monkeypatch, "check", "transform=glyphs", "loss=margin(beta=0.6)")
+    assert (code, out) == (0, f"settings: good, run {load(transform='glyphs', loss='margin(beta=0.6)').run_id}\n"), err
+    refused("check", "loss=circle", "miner=semihard", says="settings: the loss Circle reads Pairs")
+    refused("check", "--data", "dataset=folder(root='absent')", says="absent` does not exist")
+    for name, text, runs in (("a", "seed = 1", ""), ("b", "seed = [1, 2]\nepochs = [2, 3]", "2 runs"), ("c", SEARCH, "2 runs")):
+        (tmp_path / f"{name}=1.toml").write_text(text)
+        code, out, err = run(capsys, monkeypatch, "check", f"{name}=1.toml", "epochs=5")
+        assert code == 0, err
+        assert out == f"{name}=1.toml: good, {runs or f'run {load(seed=1, epochs=5).run_id}'}\n"
+    assert "`configs/` for runs" in refused("check", "absent", says="absent: no such file")
+
+
+SEARCH = 'loss = "margin(beta={beta})"\nepochs = 2\n[search]\nbeta = {low = 0.5, high = 1.0}\n'
+
+
+def test_metrics_are_semicolons_or_a_list_everywhere(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    from unimetric.config import load
+
+    semicolons, listed = "recall(k=1); map_at_r", '["recall(k=1)", "map_at_r"]'
+    for number, text in enumerate((semicolons, listed)):
+        folder = tmp_path / f"run{number}"
+        code, _, err = run(capsys, monkeypatch, "train", *settings(pictures, f"metrics={text}"), "--out", str(folder), "--quiet")
+        assert code == 0, err
+        assert load(folder / "config.toml").metrics == ("recall(k=1)", "map_at_r")
+        out = tmp_path / f"{number}.json"
+        assert run(capsys, monkeypatch, "evaluate", str(folder), "--metrics", text.replace("map_at_r", "nmi"), "--out", str(out))[0] == 0
+        assert set(json.loads(out.read_text())) == {"recall(k=1)", "nmi"}
+    inside = "per_source(metric='recall(k=1)'); harmonic"
+    assert load(metrics=inside).metrics == ("per_source(metric='recall(k=1)')", "harmonic")
+    for bad in ("[recall(k=1), nmi]", "[1, 2]"):
+        refused("evaluate", str(tmp_path / "run0"), "--metrics", bad, says=f"`--metrics` must be a list of spec strings, got `{bad}`")
+    refused(
+        "train", *settings(pictures, "metrics=[recall(k=1), nmi]"), "--out", str(tmp_path / "x"), says="`metrics` must be a list of spec"
+    )
+    refused("train", *settings(pictures, "metrics=recall(k=1); recal"), "--out", str(tmp_path / "x"), says="no `recal` in metrics")
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "list", "check", "pack", "bench", "demo"])
 def test_help_has_an_example(capsys, monkeypatch, verb: str) -> None:
     code, out, _ = run(capsys, monkeypatch, verb, "--help")
     assert code == 0
@@ -363,7 +431,14 @@ def test_what_would_change_nothing_is_refused(refused, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("seed = [0, 1]")
     for words in (["--gpus", "0.5"], ["--cpus", "2"]):
         refused("bench", str(tmp_path / "grid.toml"), *words, says="`--gpus` and `--cpus` are shares of a cluster")
+    refused("bench", str(tmp_path / "grid.toml"), "--ray", "auto", "--parallel", "2", says="`--parallel` requires runs on this machine")
     refused("transfer", str(tmp_path), "--to", "glyphs", "--set", "dataset=cub200", says="named by `--to`")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "all", ""])
+def test_bench_rejects_a_parallel_that_is_no_number(refused, tmp_path: Path, text: str) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    refused("bench", str(tmp_path / "grid.toml"), f"--parallel={text}", says=f"`--parallel` must be `auto` or at least 1, got `{text}`")
 
 
 def test_a_folder_is_no_file_to_write(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
@@ -393,7 +468,8 @@ def test_a_run_has_the_model_that_it_was_trained_with(refused, capsys, monkeypat
     assert run(capsys, monkeypatch, "train", *settings(pictures), "--out", folder)[0] == 0
     for verb in (["evaluate", folder], ["adapt", folder, "--shots", "2"], ["ensemble", folder]):
         refused(*verb, "head=linear(dim=3)", says="was trained with `head = ")
-        refused(*verb, "backbone=small(channels=8)", says="model.safetensors: weights of another model")
+        file = "checkpoint" if verb[0] == "adapt" else "model"
+        refused(*verb, "backbone=small(channels=8)", says=f"{file}.safetensors: weights of another model")
     assert run(capsys, monkeypatch, "adapt", folder, "--seed", str(2**64))[0] == 2
 
 

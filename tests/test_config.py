@@ -36,6 +36,21 @@ def test_the_run_id_counts_what_changes_the_result_and_nothing_else() -> None:
     assert load(clip_norm=0.0).run_id == load(clip_norm=-0.0).run_id
 
 
+def test_run_ids_of_older_settings_stay() -> None:
+    """Computed before `geometry` was a setting."""
+    assert load(seed=3).run_id == "6c136cce50ef"
+    assert load(loss="n_pair").run_id == "47cac9c27682"
+    assert load(loss="n_pair", geometry="cosine").run_id != load(loss="n_pair").run_id
+
+
+def test_geometry_is_a_name_that_spaces_have() -> None:
+    from unimetric.space import GEOMETRIES
+
+    for name in ("", *GEOMETRIES):
+        assert load(geometry=name).geometry == name
+    assert "`geometry` cannot be 'hyperbolic'" in refused(geometry="hyperbolic")
+
+
 @pytest.mark.parametrize("key", ["clip_norm", "clip_value"])
 def test_float16_cannot_be_clipped(key: str) -> None:
     load(**{key: 1.0, "precision": "bf16-mixed"})

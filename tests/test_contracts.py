@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from unimetric.capture import compiled
+from unimetric.catalogue import source
 from unimetric.engine.model import Model
 from unimetric.geometry import Dice, Memory, Pairs, Triplets, compare
 from unimetric.objectives import Output
@@ -88,6 +89,42 @@ def test_says_where_it_comes_from(kind, name):
     text = inspect.getdoc(find(kind, name)) or ""
     cited = re.search(r"\([^)]*(19|20)\d\d[^)]*\)|et al\.", text)
     assert cited, f"{kind}/{name}.py: cite the paper in the docstring: `(Wu et al., ICCV 2017)`"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ("losses", "miners") for name in names(kind)])
+def test_docstring_has_a_summary_and_its_sections(kind, name):
+    text = inspect.getdoc(find(kind, name))
+    summary, blank, *_ = text.split("\n")
+    assert len(summary) <= 88 and summary.endswith(".") and not blank, summary
+    sections = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
+    order = ["Differs from the paper", "Reference", "Args", "Shape"]
+    assert sections == [section for section in order if section in sections]
+    assert {"Reference", "Shape"} <= set(sections)
+    assert source(find(kind, name)) in " ".join(text.partition("Reference:")[2].split())
+    assert re.fullmatch(r".+ \(.+ (19|20)\d\d\)", source(find(kind, name)))
+
+
+def test_source_is_the_reference_or_else_the_first_paragraph():
+    def cited():
+        """Loss of Smith et al. 1999.
+
+        Reference:
+            A title that is long
+            (Doe et al., ICML 2020); eq. 3 of Roe et al. 2021.
+
+        Args:
+            x: None of (Poe, CVPR 2022).
+        """
+
+    def uncited():
+        """Loss (Smith, CVPR 1999) with a margin."""
+
+    def neither():
+        """A loss. It has no paper."""
+
+    assert source(cited) == "A title that is long (Doe et al., ICML 2020)"
+    assert source(uncited) == "Loss (Smith, CVPR 1999)"
+    assert source(neither) == "A loss"
 
 
 @pytest.mark.parametrize(("kind", "name"), PARTS)

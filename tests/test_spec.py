@@ -86,4 +86,4 @@ def test_code_that_does_not_say_its_arguments() -> None:
 )
 def test_sizes_that_cannot_be_are_refused_when_a_part_is_built(kind: str, text: str) -> None:
     name, _, key = text.partition("(")
-    assert f"{name}: `{key.partition('=')[0]}` is" in refused(text, kind)
+    assert f"{name}: `{key.partition('=')[0]}` " in refused(text, kind)

@@ -50,9 +50,13 @@ def _load(config: str | None, settings: list[str] | None) -> Any:
     from unimetric.config import load
 
     words = list(settings or [])
-    if config is not None and "=" in config and not config.endswith(".toml"):  # settings alone, without a file
+    if config is not None and _is_setting(config):
         words, config = [config, *words], None
     return load(config, **_overrides(words, train))
+
+
+def _is_setting(word: str) -> bool:
+    return "=" in word and not word.endswith(".toml")
 
 
 def _overrides(words: list[str] | None, verb: Any, *, axes: bool = False) -> dict[str, Any]:
@@ -70,8 +74,10 @@ def _overrides(words: list[str] | None, verb: Any, *, axes: bool = False) -> dic
     return found
 
 
-def _texts(metrics: str) -> list[str]:
-    return [text.strip() for text in metrics.split(";") if text.strip()]
+def _specs(text: str, option: str = "--metrics") -> list[str]:
+    from unimetric.config import split_specs
+
+    return split_specs(text, f"`{option}`")
 
 
 def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[Any]:
@@ -107,6 +113,7 @@ def train(
 
     - `unimetric train configs/glyphs_margin.toml`
     - `unimetric train configs/cub200_margin.toml seed=3 "loss=margin(beta=0.6)" --out runs/a`
+    - `unimetric train dataset=cub200 "metrics=recall(k=1); map_at_r"`
     """
     from unimetric.engine.train import train as run
 
@@ -114,18 +121,20 @@ def train(
     folder = out or Path("runs") / run_config.run_id
     best = run(run_config, folder, quiet=quiet)
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
+    for name, line in best.get("variants", {}).items():
+        print(f"  {name}: best epoch {line['epoch']}: {_numbers(line)}")
     print(f"see {folder}; measure more with: unimetric evaluate {folder}")
 
 
 def _numbers(line: dict[str, Any]) -> str:
-    return "  ".join(f"{key} {value:.4f}" for key, value in line.items() if "/" in key and not key.startswith("term/"))
+    return "  ".join(f"{key} {value:.4f}" for key, value in line.items() if key.startswith(("validation/", "test/")))
 
 
 @app.command()
 def evaluate(
     target: Annotated[str, typer.Argument(help="A run folder, an .npz file of `embeddings` and `labels`, or a backbone.")],
     settings: Settings = None,
-    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons; default the run's own.")] = "",
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of the run).")] = "",
     part: Annotated[str, typer.Option(help="Which rows: test, validation or train.")] = "test",
     rerank: Annotated[bool, typer.Option("--rerank", help="Put neighbours into k-reciprocal order first.")] = False,
     level: Annotated[float, typer.Option(help="Confidence intervals of this level, such as 0.95.")] = 0.0,
@@ -139,7 +148,7 @@ def evaluate(
 
     - `unimetric evaluate runs/a --metrics "recall(k=1); map_at_r; nmi" --explain`
     - `unimetric evaluate embeddings.npz --metrics "recall(k=1)"`
-    - `unimetric evaluate "timm(name='resnet50', pretrained=True)" dataset=cub200`
+    - `unimetric evaluate "timm(name='resnet50.tv_in1k', pretrained=True)" dataset=cub200`
     """
     from unimetric.config import from_settings
     from unimetric.engine.display import Display
@@ -148,7 +157,7 @@ def evaluate(
     from unimetric.metrics import explain as meaning
     from unimetric.spec import names
 
-    texts = _texts(metrics)
+    texts = _specs(metrics)
     overrides = _overrides(settings, evaluate)
     with Display() as display:
 
@@ -156,9 +165,12 @@ def evaluate(
             display.step("embedding", done, total)
 
         if target.endswith(".npz"):
+            geometry = str(overrides.pop("geometry", ""))
             if overrides or save is not None or part != "test":
-                raise UnimetricError(f"{target}: its embeddings are made, so settings, --save and --part change nothing", "leave them out")
-            numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level)
+                raise UnimetricError(
+                    f"{target}: its embeddings are made, so other settings, --save and --part change nothing", "leave them out"
+                )
+            numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level, geometry=geometry)
         elif Path(target).is_dir():
             numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
         else:
@@ -206,35 +218,39 @@ def list_(
 
 @app.command()
 def check(
-    configs: Annotated[list[Path], typer.Argument(help="TOML files.")],
-    data: Annotated[bool, typer.Option(help="Read the datasets, too.")] = False,
+    words: Annotated[list[str], typer.Argument(help="TOML files, and settings as `key=value`.", metavar="CONFIG|KEY=VALUE")],
+    data: Annotated[bool, typer.Option(help="Also read the datasets.")] = False,
 ) -> None:
-    """Check runs without running them: keys, arguments, and whether the parts fit together.
+    """Check the settings of runs and whether their components fit together.
 
     Examples:
 
     - `unimetric check configs/*.toml`
-    - `unimetric check --data configs/cub200_margin.toml`
+    - `unimetric check --data configs/cub200_margin.toml seed=3`
+    - `unimetric check dataset=cub200 "loss=margin(beta=0.6)"`
     """
     from unimetric.bench.grid import check_runs, is_grid, read_any
     from unimetric.config import load
     from unimetric.engine.evaluate import read_table
     from unimetric.engine.model import check_fit
 
-    for path in configs:
-        if is_grid(path):
-            runs = read_any(path)
-            check_runs(runs, str(path))
+    files: list[str | None] = [word for word in words if not _is_setting(word)]
+    overrides = _overrides([word for word in words if _is_setting(word)], check, axes=bool(files))
+    for path in files or [None]:
+        if path is not None and is_grid(path):
+            runs = read_any(path, **overrides)
+            check_runs(runs, path)
             if data:
                 for config in {(run.config.dataset, run.config.split): run.config for run in runs}.values():
                     read_table(config)
             print(f"{path}: good, {len(runs)} runs")
             continue
-        config = load(path)
-        check_fit(config, str(path))
+        config = load(path, **overrides)
+        place = path or "settings"
+        check_fit(config, place)
         if data:
             read_table(config)
-        print(f"{path}: good, run {config.run_id}")
+        print(f"{place}: good, run {config.run_id}")
 
 
 @app.command()
@@ -304,7 +320,7 @@ def split(
     dataset: Annotated[str, typer.Argument(help="A dataset, such as `cub200` or `pack(path='cub.pack')`.")],
     out: Annotated[Path, typer.Option(help="The JSON file to write; a picture of the progression goes beside it.")],
     settings: Settings = None,
-    backbone: Annotated[str, typer.Option(help="What makes the features.")] = "timm(name='resnet50', pretrained=True)",
+    backbone: Annotated[str, typer.Option(help="What makes the features.")] = "timm(name='resnet50.tv_in1k', pretrained=True)",
     features: Annotated[Path | None, typer.Option(help="An .npz file of all rows' features: read if it is there, else written.")] = None,
     swaps: Annotated[int, typer.Option(help="Classes exchanged a step; 1000 for SOP.", min=1)] = 2,
     count: Annotated[int, typer.Option(help="Splits by exchanging, the first one included.", min=1)] = 25,
@@ -367,9 +383,11 @@ def adapt(
     draw: Annotated[str, typer.Option(help="published, random, or auto: published where there are any.")] = "auto",
     iterations: Annotated[int, typer.Option(help="Steps an episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
     looks: Annotated[int, typer.Option(help="Random crops of each picture; 0 for its centre alone.", min=0)] = 16,
+    epoch: Annotated[str, typer.Option(help="Adapted weights: last or best.")] = "last",
+    with_replacement: Annotated[bool, typer.Option(help="Draw support batches with replacement.")] = True,
     seed: Annotated[int, typer.Option(help="Of episodes, crops and batches.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
-    """Show a run a few pictures of each new class: only its last layer learns, and recall is measured before and after.
+    """Fine-tune the last layer on a few images of each test class.
 
     Examples:
 
@@ -388,6 +406,8 @@ def adapt(
             draw=draw,
             iterations=iterations,
             looks=looks,
+            epoch=epoch,
+            with_replacement=with_replacement,
             seed=seed,
             progress=lambda done, total: display.step("adapting", done, total),
             **overrides,
@@ -401,7 +421,7 @@ def adapt(
 def transfer(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     to: Annotated[list[str], typer.Option(help="A dataset to test on; may be given again.")],
-    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons; default each run's own.")] = "",
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of each run).")] = "",
     setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
     out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
 ) -> None:
@@ -415,7 +435,7 @@ def transfer(
     from unimetric.engine.display import Display
     from unimetric.engine.transfer import transfer as run_
 
-    texts = _texts(metrics)
+    texts = _specs(metrics)
     overrides = _overrides(setting, transfer)
     with Display() as display:
         rows = run_(runs, to, metrics=texts, progress=lambda done, total: display.step("embedding", done, total), **overrides)
@@ -430,7 +450,7 @@ def shift(
     targets: Annotated[list[str], typer.Argument(help="Run folders, and .npz files of features of a network without training.")],
     splits: Annotated[str, typer.Option(help="The file of splits, where runs do not name it.")] = "",
     dataset: Annotated[str, typer.Option(help="What the features of an .npz file are of.")] = "",
-    metrics: Annotated[str, typer.Option(help="Metrics that the runs have measured, separated by semicolons.")] = "recall(k=1)",
+    metrics: Annotated[str, typer.Option(help="Metrics of the runs, separated by semicolons or as a TOML list.")] = "recall(k=1)",
     structure: Annotated[str, typer.Option(help="Metrics of the training embeddings to set against the first one.")] = "",
     setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
     out: Annotated[Path, typer.Option(help="The JSON file to write; the figure goes beside it.")] = Path("shift.json"),
@@ -446,7 +466,7 @@ def shift(
     from unimetric.engine.shift import draw_report, shift_report
 
     _beside(out)
-    texts, shapes = (_texts(metrics), _texts(structure))
+    texts, shapes = _specs(metrics), _specs(structure, "--structure")
     overrides = _overrides(setting, shift)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
     _write_json(out, report)
@@ -467,31 +487,41 @@ def bench(
     settings: Settings = None,
     out: Annotated[str, typer.Option(help="Where run folders go; default `runs/<grid>`. With --ray, any place of fsspec.")] = "",
     ray: Annotated[str, typer.Option(help="Run on the Ray cluster at this address; `auto` finds it, `local` starts one.")] = "",
-    gpus: Annotated[float, typer.Option(help="With --ray: GPUs a run; 0.5 puts two runs on one.", min=0)] = 0.0,
-    cpus: Annotated[float, typer.Option(help="With --ray: cores a run.", min=0)] = 1.0,
+    gpus: Annotated[float, typer.Option(help="With --ray: GPUs per run; 0.5 puts two runs on one.", min=0)] = 0.0,
+    cpus: Annotated[float, typer.Option(help="With --ray: cores per run.", min=0)] = 1.0,
+    parallel: Annotated[str, typer.Option(help="Number of runs at once on this machine, or `auto`: as many as fit in its memory.")] = "1",
     pictures: Annotated[bool, typer.Option(help="Keep what a report shows of each embedding.")] = True,
     quiet: Annotated[bool, typer.Option(help="Show nothing.")] = False,
 ) -> None:
-    """Run a study: every combination of a grid. Finished runs are skipped, so an interrupted study goes on with the same command.
+    """Run every combination of a grid, or resume an interrupted study.
+
+    Finished runs are skipped. A run that fails is tried twice and does not stop the others.
 
     Examples:
 
     - `unimetric bench configs/grids/glyphs_losses.toml`
+    - `unimetric bench configs/grids/glyphs_losses.toml --parallel auto`
     - `unimetric bench configs/grids/revisiting_table2_cub200.toml "dataset=pack(path='cub.pack')" --ray auto --gpus 0.5`
     """
     from unimetric.bench.cluster import study_on_ray
     from unimetric.bench.grid import check_runs, read_grid
+    from unimetric.bench.parallel import read_parallel
     from unimetric.bench.study import study
 
     runs = read_grid(grid, **_overrides(settings, bench, axes=True))
-    check_runs(runs, str(grid))
+    at_once = read_parallel(parallel)
     if not ray and (gpus != 0.0 or cpus != 1.0):
         raise UnimetricError("`--gpus` and `--cpus` are shares of a cluster's machines", "add `--ray auto`, or leave them out")
+    if ray and at_once != 1:
+        raise UnimetricError(
+            f"`--parallel` requires runs on this machine, got `--ray {ray}`", "remove `--parallel`; `--gpus 0.25` puts four runs on one GPU"
+        )
+    check_runs(runs, str(grid))
     place = out or f"runs/{grid.stem}"
     if ray:
         states = study_on_ray(runs, place, address=ray, gpus=gpus, cpus=cpus, pictures=pictures, quiet=quiet)
     else:
-        states = study(runs, place, pictures=pictures, quiet=quiet)
+        states = study(runs, place, parallel=at_once, pictures=pictures, quiet=quiet)
     if "failed" in states.values():
         raise typer.Exit(1)
 
@@ -567,7 +597,7 @@ def export(
 @app.command()
 def ensemble(
     runs: Annotated[list[str], typer.Argument(help="Run folders, and settings as `key=value`.")],
-    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons.")] = "unified; harmonic; per_source",
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list.")] = "unified; harmonic; per_source",
     normalise: Annotated[bool, typer.Option("--normalise", help="Bring the means to length one: neighbours by cosine.")] = False,
     out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
 ) -> None:
@@ -585,7 +615,7 @@ def ensemble(
     with Display() as display:
         numbers = run(
             [word for word in runs if "=" not in word],
-            metrics=_texts(metrics),
+            metrics=_specs(metrics),
             normalise=normalise,
             progress=lambda done, total: display.step("embedding", done, total),
             **overrides,

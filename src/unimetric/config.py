@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class RunConfig:
             space and not only describe it.
         chosen_by: how many of the first metrics choose the best epoch, by their sum: 2 for recall@1 + mAP@1000, as ooDML does. One where
             lower is better counts with a minus.
+        geometry: geometry in which embeddings are compared in evaluation: `cosine`, `euclidean` (L2 distance of raw embeddings), `inner`
+            (inner product of raw embeddings) or `poincare` (only for a loss with a curvature). Empty for the loss's own.
         epochs: passes over the training pictures.
         batch_size: pictures a step, over all devices together.
         seed: of everything that is random.
@@ -71,6 +74,7 @@ class RunConfig:
     schedule: str = "constant"
     metrics: tuple[str, ...] = ("recall(k=1)",)
     chosen_by: int = 1
+    geometry: str = ""
     epochs: int = 10
     batch_size: int = 112
     seed: int = 0
@@ -105,7 +109,7 @@ class RunConfig:
 NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
 
 #: Settings that came later, and what runs before them had: so that theirs keep their ids.
-_LATER = {"chosen_by": 1}
+_LATER = {"chosen_by": 1, "geometry": ""}
 
 #: Fields that name a part, and its folder.
 PARTS = {
@@ -128,6 +132,7 @@ PARTS = {
 _MAY_BE_EMPTY = ("adapter", "miner")
 
 _CHOICES = {
+    "geometry": ("", "cosine", "euclidean", "inner", "poincare"),
     "residence": ("auto", "device", "host", "stream"),
     "on_bad_picture": ("error", "skip"),
     "logger": ("tensorboard", "csv", "wandb", "mlflow", "none"),
@@ -213,6 +218,34 @@ def override(word: str) -> tuple[str, Any]:
     if len(found) > 1:
         raise UnimetricError(f"cannot read `{word}`: it has several lines", "write each setting as a word of its own")
     return key.strip(), found["value"]
+
+
+def split_specs(text: str, place: str) -> list[str]:
+    """Split a list of spec strings: with semicolons between them, or a TOML list.
+
+    Args:
+        text: The list as typed on the command line.
+        place: Name of the setting or option, for errors.
+
+    Returns:
+        The spec strings. Semicolons within quotes do not separate.
+
+    >>> split_specs("recall(k=1); map_at_r", "metrics")
+    ['recall(k=1)', 'map_at_r']
+    >>> split_specs('["recall(k=1)", "map_at_r"]', "metrics")
+    ['recall(k=1)', 'map_at_r']
+    """
+    if not text.lstrip().startswith("["):
+        found = re.findall(r"""(?:'[^']*'|"[^"]*"|[^;])+""", text)
+        return [spec.strip() for spec in found if spec.strip()]
+    hint = """use `'recall(k=1); map_at_r'` or `'["recall(k=1)", "map_at_r"]'`, within quotes for the shell"""
+    try:
+        specs = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        raise UnimetricError(f"{place} must be a list of spec strings, got `{text}`", hint) from None
+    if not isinstance(specs, list) or not all(isinstance(spec, str) for spec in specs):
+        raise UnimetricError(f"{place} must be a list of spec strings, got `{text}`", hint)
+    return specs
 
 
 def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfig:
@@ -307,7 +340,9 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
     assert default is not MISSING
     kind = type(default)
     if kind is tuple:
-        value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+        if isinstance(value, str):
+            value = split_specs(value, f"{place}: `{key}`")
+        value = tuple(value) if isinstance(value, list | tuple) else value
         good = isinstance(value, tuple) and all(isinstance(item, str) for item in value) and len(value) > 0
     elif kind is float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -317,7 +352,9 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
     if not good:
         raise UnimetricError(f"{place}: `{key}` must be {_WORDS[kind]}, not {value!r}", f"the default is {_toml(default)}")
     if key in _CHOICES and value not in _CHOICES[key]:
-        raise UnimetricError(f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(_CHOICES[key]))
+        raise UnimetricError(
+            f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(choice or '""' for choice in _CHOICES[key])
+        )
     if key in _LEAST and value < _LEAST[key]:
         raise UnimetricError(f"{place}: `{key}` must be at least {_LEAST[key]}, not {value}", f"the default is {_toml(default)}")
     if key in _MOST and value > _MOST[key]:

@@ -467,7 +467,7 @@ def triplet_cosines(
     """What a miner of triplets finds, and the cosine similarities of anchor and positive, and of anchor and negative.
 
     The miner sees the whole matrix without gradient. The few that it chose are made again from their vectors, so that no B x R matrix
-    goes through the backward pass. An anchor that is its own positive is exactly 1 like itself, without gradient.
+    goes through the backward pass. An anchor that is its own positive or negative has the similarity 1, without gradient.
     """
     anchors = unit(full(embeddings))
     references = anchors if memory is None else unit(full(memory.embeddings))
@@ -476,7 +476,8 @@ def triplet_cosines(
     rows = anchors.index_select(0, mined.anchor)
     near = (rows * references.index_select(0, mined.positive)).sum(-1)
     far = (rows * references.index_select(0, mined.negative)).sum(-1)
-    return mined, torch.where(mined.positive == pairs.own[mined.anchor], 1, near), far
+    own = pairs.own[mined.anchor]
+    return mined, torch.where(mined.positive == own, 1, near), torch.where(mined.negative == own, 1, far)
 
 
 def as_pairs(mined: Triplets, pairs: Pairs) -> Pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, names
 
 SILENT = ["linear_probe", "stochastic_adapter", "stochastic_adapter(keep=1.0)", "lora", "lora(targets='qv', keep=0.5)", "adaptformer"]
-LOUD = ["prompt_pool", "puma", "vpt", "vpt(deep=True)"]
+LOUD = ["prompt_pool", "puma", "puma(pool='tokens', keep=1.0)", "vpt", "vpt(placed=True)", "vpt(deep=True)"]
 
 
 def network(name="test_vit", image_size=32, seed=0):
@@ -66,6 +67,7 @@ HEAD = 384 * 128 + 128
         ("prompt_pool", 126_080),
         ("prompt_pool(prompts=1)", 53_120),
         ("vpt", 52_352),
+        ("puma(pool='tokens', keep=1.0)", 2_411_648),
         ("stochastic_adapter", 2_408_576),
         ("lora", 2_408_576),
         ("adaptformer", 2_416_256),
@@ -142,22 +144,38 @@ def test_only_what_is_inserted_learns(text):
     assert all(p.grad is None for p in adapted.parameters() if not p.requires_grad)
 
 
-@pytest.mark.parametrize("text", ["stochastic_adapter(keep=0.7)", "lora(keep=0.7)"])
-def test_what_a_branch_adds_in_training_is_on_average_what_it_adds_in_testing(text):
-    """Of one branch, before anything that is not linear comes after it."""
-    adapted = stir(adapt(text, network()))
-    branch = adapted.backbone.network.blocks[0].attn.qkv if text.startswith("lora") else adapted.attention[0]
+def test_stochastic_branch_keeps_its_mean():
+    """One branch alone, before any nonlinear layer."""
+    branch = stir(adapt("stochastic_adapter(keep=0.7)", network())).attention[0].double()
     x = torch.randn(1, 5, 64).double()
-    branch = branch.double()
-    given = (x,) if text.startswith("lora") else (normalise(nn.Identity(), x), x)
-    many = (x.expand(4000, 5, 64),) if text.startswith("lora") else (normalise(nn.Identity(), x.expand(4000, 5, 64)), x)
     with torch.no_grad():
-        silent = branch.layer(x) if text.startswith("lora") else torch.zeros_like(x)
-        added = branch.eval()(*given) - silent
-        drawn = branch.train()(*many) - silent
+        added = branch.eval()(normalise(nn.Identity(), x), x)
+        drawn = branch.train()(normalise(nn.Identity(), x.expand(4000, 5, 64)), x)
+    check_gate(drawn, added, 0.7)
+
+
+def check_gate(drawn, added, keep):
+    """In training an output is zero or added / keep, the latter with probability `keep`; return where it is not zero."""
     kept = drawn.abs().sum((1, 2)) > 0
-    assert torch.allclose(drawn[kept], (added / 0.7).expand_as(drawn[kept]), rtol=1e-9)
-    assert kept.double().mean().item() == pytest.approx(0.7, abs=0.03)  # four standard deviations
+    assert torch.allclose(drawn[kept], (added / keep).expand_as(drawn[kept]), rtol=1e-9)
+    assert kept.double().mean().item() == pytest.approx(keep, abs=0.03)  # four standard deviations
+    return kept
+
+
+@pytest.mark.parametrize("targets", ["qk", "qkv"])
+def test_stochastic_lora_draws_one_gate_per_target(targets):
+    """As in the authors' code, where q and k have a DropPath each."""
+    layer = stir(adapt(f"lora(keep=0.7, rank=4, targets='{targets}')", network())).backbone.network.blocks[0].attn.qkv.double()
+    x = torch.randn(1, 5, 64).double()
+    with torch.no_grad():
+        silent = layer.layer(x)
+        added = (layer.eval()(x) - silent).chunk(3, -1)
+        drawn = (layer.train()(x.expand(4000, 5, 64)) - silent).chunk(3, -1)
+    kept = [check_gate(drawn["qkv".index(name)], added["qkv".index(name)], 0.7) for name in targets]
+    for other in kept[1:]:
+        assert (kept[0] & other).double().mean().item() == pytest.approx(0.49, abs=0.04)  # 0.7 with one gate for all
+    if "v" not in targets:
+        assert (drawn[2] == 0).all()
 
 
 def test_samples_and_layers_are_switched_independently():
@@ -221,6 +239,59 @@ def test_prompts_stand_after_the_class_token_at_its_position():
         expected = torch.cat([plain[:, :1], adapted.prompt(patches, 0) + net.pos_embed[:, :1], plain[:, 1:]], 1)
     assert torch.equal(seen[0], expected)
     assert seen[1].shape[1] == 1 + 2 + 4
+
+
+def entering(adapted):
+    """The tokens that enter each block."""
+    seen = []
+    hooks = [
+        block.norm1.register_forward_hook(lambda module, given, out: seen.append(given[0])) for block in adapted.backbone.network.blocks
+    ]
+    with torch.no_grad():
+        adapted(pictures())
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("text", "placed"), [("vpt(length=2)", False), ("vpt(length=2, placed=True)", True), ("puma(length=2, pool='tokens')", True)]
+)
+def test_plain_tokens_get_the_class_position_if_placed(text, placed):
+    adapted = adapt(text, network()).eval()
+    net, tokens = adapted.backbone.network, entering(adapted)
+    assert adapted.prompt.tokens.shape == (1, 2, 64)
+    expected = adapted.prompt.tokens[0] + (net.pos_embed[0, :1] if placed else 0)
+    assert torch.equal(tokens[0][:, 1:3], expected.expand(3, -1, -1))  # the same for every image
+    assert net.pos_embed[0, 0].abs().max() > 0.01
+    with torch.no_grad():
+        plain = net._pos_embed(net.patch_embed(pictures()))
+    assert torch.equal(tokens[0][:, [0, 3, 4, 5, 6]], plain)
+    assert all(each.shape[1] == 7 for each in tokens)
+
+
+def test_placed_tokens_need_a_class_position():
+    """A network whose position embedding has no entry for the class token leaves the tokens unchanged."""
+    placed = adapt("vpt(placed=True)", network("vit_small_patch14_reg4_dinov2", 56)).eval()
+    plain = adapt("vpt", network("vit_small_patch14_reg4_dinov2", 56)).eval()
+    assert torch.equal(placed(pictures(2, 56)), plain(pictures(2, 56)))
+
+
+def test_puma_with_tokens_is_vpt_and_static_adapter():
+    """The row "single prompt, static adapter" of table 3, in float64, block by block."""
+    adapted = stir(adapt("puma(pool='tokens', keep=1.0, rank=4, length=2)", network())).double().train()
+    net = adapted.backbone.network
+    with torch.no_grad():
+        x = net._pos_embed(net.patch_embed(pictures(dtype=torch.float64)))
+        x = torch.cat([x[:, :1], (adapted.prompt.tokens[0] + net.pos_embed[0, :1]).expand(3, -1, -1), x[:, 1:]], 1)
+        for block, first, second in zip(net.blocks, adapted.attention, adapted.mlp, strict=True):
+            x = x + block.attn(block.norm1(x)) + 0.1 * torch.relu(block.norm1(x) @ first.down) @ first.up
+            x = x + block.mlp(block.norm2(x)) + 0.1 * torch.relu(block.norm2(x) @ second.down) @ second.up
+        expected = net.norm(torch.cat([x[:, :1], x[:, 3:]], 1))
+        assert torch.allclose(adapted(pictures(dtype=torch.float64)), expected, rtol=1e-9, atol=1e-9)
+    bound = (6 / (3 * 16 * 16 + 64)) ** 0.5
+    start = adapt("puma(pool='tokens', length=64)", network()).prompt.tokens
+    assert 0.95 * bound < start.abs().max() <= bound
 
 
 def test_deep_prompts_take_the_place_of_the_last_ones():
@@ -346,7 +417,31 @@ def test_a_convolutional_stem_keeps_its_statistics(text):
     assert norms and not any(norm.running_mean.any() for norm in norms)
 
 
-@pytest.mark.parametrize("text", ["stochastic_adapter(keep=0.0)", "lora(targets='qx')", "lora(keep=2.0)", "puma(layers=7)"])
-def test_wrong_arguments_are_refused(text):
-    with pytest.raises(UnimetricError):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stochastic_adapter(keep=0.0)", "`keep` must be above 0 and at most 1, got 0.0"),
+        ("stochastic_adapter(rank=0)", "`rank` must be at least 1, got 0"),
+        ("stochastic_adapter(layers=-1)", "`layers` must be between 0 and 6, got -1"),
+        ("lora(targets='qx')", "`targets`"),
+        ("lora(targets='')", "`targets`"),
+        ("lora(targets='qq')", "`targets`"),
+        ("lora(keep=2.0)", "`keep` must be above 0 and at most 1, got 2.0"),
+        ("lora(rank=0)", "`rank` must be at least 1, got 0"),
+        ("adaptformer(rank=-1)", "`rank` must be at least 1, got -1"),
+        ("prompt_pool(prompts=0)", "`prompts` must be at least 1, got 0"),
+        ("prompt_pool(length=-2)", "`length` must be at least 1, got -2"),
+        ("vpt(length=0)", "`length` must be at least 1, got 0"),
+        ("vpt(deep=True, placed=True)", "`placed=True` requires `deep=False`"),
+        ("puma(layers=7)", "`layers` must be between 0 and 6, got 7"),
+        ("puma(rank=0)", "`rank` must be at least 1, got 0"),
+        ("puma(length=0)", "`length` must be at least 1, got 0"),
+        ("puma(length=0, pool='tokens')", "`length` must be at least 1, got 0"),
+        ("puma(prompts=0)", "`prompts` must be at least 1, got 0"),
+        ("puma(pool='mean')", "`pool` must be `keys` or `tokens`, got 'mean'"),
+    ],
+)
+def test_adapter_rejects_invalid_arguments(text, message):
+    with pytest.raises(UnimetricError, match=re.escape(message)) as error:
         adapt(text, network())
+    assert error.value.hint

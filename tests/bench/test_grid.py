@@ -105,7 +105,7 @@ def test_every_study_that_we_ship_fits_together_and_counts_its_runs() -> None:
         head = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
         if "[search]" not in path.read_text():
             assert int(re.search(r"^# (\d+) runs, about", head, re.M)[1]) == len(runs), path  # type: ignore[index]
-        assert re.search(r"et al\. 20\d\d|Our own", head), path
+        assert re.search(r"et al\. 20\d\d|Not from a paper", head), path
         assert "GPU" in head, path
 
 

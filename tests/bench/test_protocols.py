@@ -1,4 +1,4 @@
-"""Studies have the papers' values: what a table was made with, where it is not what a part does by itself."""
+"""Configs and studies carry the settings of the papers that they cite, and the check notices if they do not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from unimetric.bench import protocols
 from unimetric.bench.grid import read_any
+from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
-from unimetric.report.numbers import Method, _agrees, _tables
+from unimetric.report.numbers import Method, _agrees, _tables, published
 from unimetric.spec import parse
 
 GRIDS = Path(__file__).parents[2] / "configs" / "grids"
-PUMA = sorted(GRIDS.glob("puma_*.toml"))
+CONFIGS = sorted([*GRIDS.parent.glob("*.toml"), *GRIDS.glob("*.toml")])
 
 
 def settings(grid: str, **labels: str) -> list[dict[str, Any]]:
@@ -41,10 +43,10 @@ def settings(grid: str, **labels: str) -> list[dict[str, Any]]:
         ("puma_table5", "Margin, the code's miner", {"miner": "multi_similarity(epsilon=0.1)"}),
         ("puma_table5", "MS", {"loss": "multi_similarity(beta=50.0, kept_only=False)", "miner": ""}),
         ("puma_table5", "MS, the code's miner", {"miner": "distance_weighted(upper_cutoff=1.4)"}),
-        ("puma_table5", "SoftTriple", {"loss": "soft_triple(scale=20.0, centers_per_class=10, tau=0.0, lr=1.0)"}),
-        ("puma_table5", "ArcFace", {"loss": "arcface(scale=64.0, fallback=True, lr=1.0)"}),
+        ("puma_table5", "SoftTriple", {"loss": "soft_triple(scale=20.0, centers_per_class=10, tau=0.0, lr=1.0, weight_decay=1e-4)"}),
+        ("puma_table5", "ArcFace", {"loss": "arcface(scale=64.0, fallback=True, lr=1.0, weight_decay=1e-4)"}),
         ("puma_table5", "SupCon", {"loss": "sup_con(pairwise=True)"}),
-        ("puma_table5", "ProxyNCA++", {"loss": "proxy_nca_pp(temperature=1.0, lr=1.0)"}),
+        ("puma_table5", "ProxyNCA++", {"loss": "proxy_nca_pp(temperature=1.0, lr=1.0, weight_decay=1e-4)"}),
         ("puma_table8", "MS + XBM", {"objective": "cross_batch(size=4096, memory_only=True)"}),
         ("puma_table8", "Triplet + XBM", {"objective": "cross_batch(size=4096, memory_only=True)", "miner": "hardest"}),
     ],
@@ -68,15 +70,21 @@ def test_few_shots_of_puma_train_for_32_over_k_and_one_epochs() -> None:
         assert found["head"] == "linear(dim=384)" and found["schedule"] == "cosine(floor=0.1)"
 
 
-def test_puma_has_one_recipe_in_all_studies_and_every_printed_row_a_run() -> None:
-    runs = [asdict(run.config) for path in PUMA for run in read_any(path)]
-    assert {found["batch_size"] for found in runs} == {720} and {found["clip_value"] for found in runs} == {1.0}
-    curricular = {found["loss"].partition(", lr")[0] for found in runs if found["loss"].startswith("curricular")}
-    assert curricular == {"curricularface(margin=0.3, scale=32.0, per_class_t=True"}
-    made = [Method("", [Record(Path(), "", found, [], {}, {}, {})]) for found in runs]
+def test_published_rows_have_a_run_in_the_studies() -> None:
+    paths = [path for path in sorted(GRIDS.glob("*.toml")) if path.name.startswith(("revisiting", "oodml", "crt", "puma"))]
+    made = [Method("", [Record(Path(), "", asdict(run.config), [], {}, {}, {})]) for path in paths for run in read_any(path)]
+    by_dataset = {dataset: [each for each in made if each.task[0] == dataset] for dataset in {each.task[0] for each in made}}
     for table in _tables()["table"]:
-        for row in table["rows"] if table["source"].startswith("Kim") else ():
-            assert any(_agrees(method, table["when"] | row["when"]) for method in made), row
+        for row in table["rows"]:
+            when = table["when"] | row["when"]
+            assert any(_agrees(method, when) for method in by_dataset[when["dataset"]]), (table["source"], row)
+
+
+def test_published_value_shows_next_to_the_config() -> None:
+    for name, value in (("oodml_cars196_margin", "83.89"), ("oodml_cars196_multi_similarity", "84.33")):
+        (run,) = read_any(GRIDS.parent / f"{name}.toml")
+        found = published(Method("", [Record(Path(), "", asdict(run.config), [], {}, {}, {})]), "recall(k=1)")
+        assert found is not None and found.text == value
 
 
 @pytest.mark.parametrize("path", sorted([*GRIDS.glob("crt_*.toml"), *GRIDS.parent.glob("crt_*.toml")]), ids=lambda path: path.stem)
@@ -89,3 +97,78 @@ def test_crt_has_both_spectra_and_five_pictures_of_each_class(path: Path) -> Non
         assert found["transform"] == "crt" and found["optimizer"] == "adam(lr=3e-5, weight_decay=5e-4)"
         if parse(found["objective"]).name == "crt":
             assert parse(found["objective"]).named.get("high", 0.1) == (0.9 if large else 0.1)
+
+
+def test_all_configs_agree_with_their_protocols() -> None:
+    assert protocols.check(CONFIGS, complete=True) == []
+
+
+def test_every_study_of_a_paper_cites_it() -> None:
+    cited = {protocol.name: protocol.cited for protocol in protocols.read_protocols()}
+    for path in CONFIGS:
+        for paper, texts in cited.items():
+            if paper in path.stem:
+                assert any(text in path.read_text() for text in texts), path
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "key"),
+    [
+        ("s2sd_cars196", "beta=0.6, or_count=True", "beta=0.6", "loss.or_count"),
+        ("s2sd_cars196", "weight=50.0, feature", "weight=5.0, feature", "objective.weight"),
+        ("s2sd_cars196", "p_switch=0.3", "p_switch=0.35", "miner.p_switch"),
+        ("r_margin_cars196", "p_switch=0.35", "p_switch=0.2", "miner.p_switch"),
+        ("r_margin_cub200", "rho(p_switch=0.4)", "distance_weighted", "loss.beta"),
+        ("oodml_cars196_margin", "= 200", "= 24", "epochs"),
+        ("multi_similarity_sop", "resnet50.tv_in1k", "resnet50", "backbone.name"),
+        ("uniform_prior_sop", ", train_affine=True", "", "backbone.train_affine"),
+        ("diva_cub200", "= 108", "= 112", "batch_size"),
+        ("diva_cub200", "auxiliary='margin(or_count=True)', ", "", "objective.auxiliary"),
+        ("diva_sop", 'objective = "diva(', 'objective = "plain"  # (', "head"),
+        ("cub200_margin", ", with_replacement=True", "", "sampler.with_replacement"),
+        ("cub200_margin", "samples_per_class(n=2, with_replacement=True)", "shuffle", "sampler"),
+        ("crt_cub200", "every=41", "every=17", "schedule.every"),
+        ("crt_cub200", "crt(init='kaiming')", "crt", "head.init"),
+        ("crt_sop", "high=0.9", "high=0.1", "objective.high"),
+        ("puma_code", ", weight_decay=1e-4)", ")", "loss.weight_decay"),
+        ("universal_vpt", "placed=True", "placed=False", "adapter.placed"),
+        ("universal_puma", "head_lr_scale = 3.3333", "", "head_lr_scale"),
+        ("grids/proof_revisiting_cub200_a", "snr(nu=0.0)", "snr", "loss.nu"),
+        ("grids/revisiting_table9_sop", "histogram(nodes=11)", "histogram", "loss.nodes"),
+        ("grids/revisiting_table7_cub200", "n=4, with_replacement=True", "n=4", "sampler.with_replacement"),
+        ("grids/revisiting_figure2_sop", "n_pair(scale=0.25)", "n_pair", "loss.scale"),
+        ("grids/puma_table3", "puma(pool='tokens', keep=1.0)", "puma(prompts=1, keep=1.0)", "adapter.pool"),
+        ("grids/oodml_figure5_cub200", "resnet101.tv_in1k", "resnet101", "backbone.name"),
+    ],
+)
+def test_check_names_the_changed_key(name: str, old: str, new: str, key: str, tmp_path: Path) -> None:
+    path = GRIDS.parent / f"{name}.toml"
+    copy = tmp_path / path.name
+    assert old in path.read_text()
+    copy.write_text(path.read_text().replace(old, new))
+    found = {each.key: each for each in protocols.deviations(copy, protocols.read_protocols())}
+    assert key in found, list(found)
+    assert str(found[key]).startswith(f"{copy}: ") and found[key].wanted != found[key].found
+    assert protocols.main([str(copy)]) == 1 and protocols.main([str(path)]) == 0
+
+
+def test_check_ignores_files_that_cite_no_paper(tmp_path: Path) -> None:
+    copy = tmp_path / "mine.toml"
+    copy.write_text(
+        "# My own run.\n"
+        + (GRIDS.parent / "cub200_margin.toml").read_text().replace("Roth et al. 2020", "a friend").replace("= 150", "= 3")
+    )
+    assert not list(protocols.deviations(copy, protocols.read_protocols()))
+
+
+def test_protocols_reject_unknown_keys(tmp_path: Path) -> None:
+    table = '[a]\ncited = ["A"]\nexception = []\n[[a.rule]]\nwhy = "x"\n{}\n'
+    for line, message in (("set = {epoch = 3}", "no setting `epoch`"), ("values = {epochs = 3}", "values")):
+        (tmp_path / "p.toml").write_text(table.format(line))
+        with pytest.raises(UnimetricError, match=message):
+            protocols.read_protocols(tmp_path / "p.toml")
+
+
+def test_unused_entries_are_reported() -> None:
+    lines = protocols.check([GRIDS.parent / "cub200_margin.toml"], complete=True)
+    assert any("oodml.rule 1 applies to no run" in line for line in lines) and not any("revisiting.rule 1 " in line for line in lines)

@@ -5,7 +5,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
 
+from unimetric.cli import app
 from unimetric.config import from_settings, load
 from unimetric.engine.adapt import _check_summary, adapt, draw_episodes, last_layers, t_interval, tune
 from unimetric.engine.evaluate import read_table
@@ -80,6 +83,97 @@ def test_a_run_is_adapted(runs):
     # Nothing learnt is nothing gained.
     still = adapt(runs / "margin_1", shots=4, episodes=2, iterations=1, lr=0.0, looks=0, metrics=("recall(k=1)",))
     assert still["summary"]["gain/recall(k=1)"] == (0, 0)
+
+
+def test_adapt_records_its_settings(runs):
+    settings = {"shots": 3, "episodes": 2, "iterations": 3, "looks": 2, "metrics": ("recall(k=1)",), "seed": 7}
+    result = adapt(runs / "margin_1", **settings)
+    stored = json.loads((runs / "margin_1" / "adapt_3_shots.json").read_text())
+    assert (stored["epoch"], stored["with_replacement"], stored["head"]) == ("last", True, "linear(dim=8)")
+    assert result["tuned_weights"] is None
+    assert adapt(runs / "margin_1", with_replacement=False, epoch="best", **settings)["with_replacement"] is False
+
+
+def test_tune_draws_support_batches_with_replacement(monkeypatch):
+    """In two shots, half of the pairs are one image, shown in two crops."""
+    import unimetric.engine.adapt as module
+
+    head, labels = create("heads", "linear(dim=4)", features=6), np.repeat(np.arange(8), 2)
+    seen = []
+
+    def record(batches, crops, seed):
+        seen.append((batches, draw(batches, crops, seed)))
+        return seen[-1][1]
+
+    draw = module._draw_crops
+    monkeypatch.setattr(module, "_draw_crops", record)
+    same = []
+    for with_replacement in (True, False):
+        options = {"iterations": 50, "batch_size": 16, "with_replacement": with_replacement}
+        tune(head, last_layers(head), torch.randn(4, 16, 6), labels, **options)
+        batches, which = seen[-1]
+        assert (labels[batches[:, ::2]] == labels[batches[:, 1::2]]).all()
+        twice = batches[:, ::2] == batches[:, 1::2]
+        assert (which[:, ::2] != which[:, 1::2])[twice].all()
+        assert set(np.unique(which)) == {0, 1, 2, 3}
+        same.append(twice.mean())
+    assert same[0] == pytest.approx(0.5, abs=0.1) and same[1] == 0
+
+
+def test_tune_divides_by_active_triplets(monkeypatch):
+    built = []
+
+    def watch(kind, text, **offered):
+        built.append(text)
+        return create(kind, text, **offered)
+
+    monkeypatch.setattr("unimetric.engine.adapt.create", watch)
+    head = create("heads", "linear(dim=4)", features=6)
+    tune(head, last_layers(head), torch.randn(2, 16, 6), np.repeat(np.arange(4), 4), iterations=2, batch_size=8)
+    assert "margin(beta=1.2, learn_beta=False, or_count=True)" in built
+
+
+def test_tune_uses_equal_head_weights():
+    """The run's weights must not reach the gradient, and the tuned copy must have them again."""
+    views = torch.randn(2, 20, 6, generator=torch.manual_seed(0))
+    labels = np.repeat(np.arange(4), 5)
+    tuned = []
+    for weights in ("(0.5, 1.5, 1.5, 1.5)", "(1, 1, 1, 1)"):
+        torch.manual_seed(0)
+        head = create("heads", f"diva(dim=3, weights={weights})", features=6)
+        tuned.append(tune(head, last_layers(head), views, labels, iterations=20, lr=1e-2, batch_size=8))
+        assert tuned[-1].weights == head.weights
+        assert not torch.equal(tuned[-1].layer.weight, head.layer.weight)
+    assert tuned[0].weights == (0.5, 1.5, 1.5, 1.5)
+    assert torch.equal(tuned[0].layer.weight, tuned[1].layer.weight)
+
+
+def test_adapt_reads_the_last_or_the_best_epoch(runs, tmp_path):
+    """The run's best and last epoch differ: its checkpoint is replaced by one of other weights."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "margin_1", folder)
+    settings = {"shots": 3, "episodes": 2, "iterations": 1, "lr": 0.0, "looks": 0, "metrics": ("spectral_decay",)}
+    best = adapt(folder, epoch="best", **settings)
+    notes = safe_open(folder / "checkpoint.safetensors", framework="pt").metadata()
+    tensors = load_file(folder / "checkpoint.safetensors")
+    tensors["model/head.layer.weight"] = torch.randn(8, 16, generator=torch.manual_seed(0))
+    save_file(tensors, folder / "checkpoint.safetensors", notes)
+    last = adapt(folder, **settings)
+    assert adapt(folder, epoch="last", **settings) == last
+    assert adapt(folder, epoch="best", **settings) == best
+    assert (best["epoch"], last["epoch"]) == ("best", "last")
+    assert best["summary"]["zero/spectral_decay"] != last["summary"]["zero/spectral_decay"]
+    with pytest.raises(UnimetricError, match=r"`epoch` must be one of best, last, got `first`"):
+        adapt(folder, epoch="first", **settings)
+    (folder / "checkpoint.safetensors").unlink()
+    with pytest.raises(UnimetricError, match=r"no checkpoint.safetensors") as caught:
+        adapt(folder, **settings)
+    assert caught.value.hint == "use `--epoch best`"
+    shown = CliRunner().invoke(app, ["adapt", str(folder), "--epoch", "best", "--shots", "3", "--iterations", "1", "--looks", "0"])
+    assert shown.exit_code == 0 and "few/recall(k=1)" in shown.output
+    assert json.loads((folder / "adapt_3_shots.json").read_text())["epoch"] == "best"
 
 
 def test_zero_shot_is_the_run_on_the_pictures_that_are_left(runs):

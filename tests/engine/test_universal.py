@@ -271,6 +271,17 @@ def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
         keep_probability([tmp_path / "vpt"], tmp_path / "keep.png")
 
 
+def test_puma_with_tokens_trains_and_has_no_pool(config: RunConfig, tmp_path: Path) -> None:
+    changed = from_settings(asdict(config) | {"adapter": "puma(rank=8, length=2, pool='tokens', keep=1.0)", "epochs": 1})
+    train(changed, tmp_path / "run", quiet=True)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert saved["backbone.prompt.tokens"].shape == (1, 2, 64)
+    assert not any("keys" in name for name in saved)
+    assert evaluate(tmp_path / "run")["unified"] == pytest.approx(lines(tmp_path / "run")[-1]["test/unified"])
+    with pytest.raises(UnimetricError, match="no pool of prompts"):
+        prompt_preference(tmp_path / "run", tmp_path / "prompts.png")
+
+
 def test_prompts_are_of_the_pictures_that_can_be_read(run: Path, config: RunConfig, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(12):

@@ -32,3 +32,21 @@ def test_the_embedding_is_the_weighted_directions_normalised():
 def test_a_weight_for_each_head():
     with pytest.raises(UnimetricError, match="four branches"):
         create("heads", "diva(weights=(1, 1))", features=5)
+
+
+@pytest.mark.parametrize("own", ["(0.75, 1.25, 1.25, 1.25)", "(-0.3, 2.0, 1.0, 0.1)"])
+def test_variants_are_heads_with_published_weights(own):
+    torch.manual_seed(0)
+    head = create("heads", f"diva(dim=3, weights={own})", features=5).double()
+    tokens = torch.randn(4, 6, 5).double()
+    found = head.variants(head(tokens))
+    assert list(found) == ["weights=1,1,1,1", "weights=0.75,1.25,1.25,1.25", "weights=0.5,1.5,1.5,1.5"]
+    for name, embeddings in found.items():
+        other = create("heads", f"diva(dim=3, weights=({name.removeprefix('weights=')}))", features=5).double()
+        other.load_state_dict(head.state_dict())
+        torch.testing.assert_close(embeddings, other(tokens), rtol=1e-9, atol=1e-12)
+
+
+def test_variants_need_every_branch():
+    head = create("heads", "diva(dim=3, weights=(1, 1, 1, 0))", features=5)
+    assert head.variants(head(torch.randn(4, 6, 5))) == {}

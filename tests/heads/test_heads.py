@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -16,14 +18,59 @@ def test_linear_is_one_layer_on_the_summary() -> None:
     assert head.dim == 3
 
 
-def test_linear_on_the_mean_of_the_positions() -> None:
-    head = create("heads", "linear(dim=3, pool='mean')", features=5)
-    tokens = torch.randn(4, 6, 5)
-    torch.testing.assert_close(head(tokens), tokens[:, 1:].mean(1) @ head.layer.weight.T + head.layer.bias)
-    with pytest.raises(UnimetricError, match="summary alone"):
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_linear_pools_the_positions(pool: str) -> None:
+    head = create("heads", f"linear(dim=3, pool='{pool}')", features=5).double()
+    tokens = torch.randn(4, 6, 5, dtype=torch.float64)
+    expected = torch.empty(4, 3, dtype=torch.float64)
+    for i, image in enumerate(tokens):
+        columns = [image[1:, c].tolist() for c in range(5)]  # without the global token
+        pooled = torch.tensor([max(each) if pool == "max" else sum(each) / len(each) for each in columns], dtype=torch.float64)
+        expected[i] = head.layer.weight @ pooled + head.layer.bias
+    torch.testing.assert_close(head(tokens), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(UnimetricError, match="requires spatial positions"):
         head(tokens[:, :1])
-    with pytest.raises(UnimetricError, match="cannot be 'max'"):
-        create("heads", "linear(pool='max')", features=5)
+
+
+def test_linear_max_passes_the_gradient_to_the_maximum() -> None:
+    head = create("heads", "linear(dim=1, pool='max', bias=False)", features=2)
+    tokens = torch.tensor([[[9.0, 9.0], [1.0, 5.0], [2.0, 4.0]]], requires_grad=True)
+    head(tokens).sum().backward()
+    first, second = head.layer.weight[0].tolist()
+    assert tokens.grad[0].tolist() == [[0, 0], [0, second], [first, 0]]
+
+
+def test_linear_kaiming_init() -> None:
+    """A normal distribution with variance 2 / outputs and a zero bias; the default is that of torch."""
+    torch.manual_seed(0)
+    layer = create("heads", "linear(dim=64, init='kaiming')", features=500).layer
+    weight = layer.weight.detach().double()
+    std = (2 / 64) ** 0.5
+    assert weight.std().item() == pytest.approx(std, rel=0.02)
+    assert (weight / std).pow(4).mean().item() == pytest.approx(3, abs=0.3)  # 1.8 if uniform
+    assert (layer.bias == 0).all()
+    assert create("heads", "linear(dim=3, bias=False, init='kaiming')", features=5).layer.bias is None
+    for text in ("linear(dim=4)", "linear(dim=4, init='torch')"):
+        torch.manual_seed(0)
+        made = create("heads", text, features=5).layer
+        torch.manual_seed(0)
+        expected = torch.nn.Linear(5, 4)
+        assert torch.equal(made.weight, expected.weight) and torch.equal(made.bias, expected.bias)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("linear(pool='min')", "`pool` must be one of `summary`, `mean`, `max`, got 'min'"),
+        ("linear(init='zero')", "`init` must be one of `torch`, `kaiming`, got 'zero'"),
+        ("linear(init='kaiming', orthogonal=True)", "`orthogonal=True` requires `init='torch'`"),
+        ("mlp(layers=0)", "`layers` must be at least 1, got 0"),
+    ],
+)
+def test_heads_reject_invalid_arguments(text: str, message: str) -> None:
+    with pytest.raises(UnimetricError, match=re.escape(message)) as error:
+        create("heads", text, features=5)
+    assert error.value.hint
 
 
 def test_an_orthogonal_start() -> None:

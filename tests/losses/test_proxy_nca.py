@@ -33,5 +33,5 @@ def test_gradients():
 
 
 def test_one_class_is_refused():
-    with pytest.raises(UnimetricError, match="one class"):
+    with pytest.raises(UnimetricError, match="`num_classes` must be at least 2, got 1"):
         ProxyNCA(num_classes=1, dim=4)

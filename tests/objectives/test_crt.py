@@ -139,13 +139,13 @@ def test_captures_as_one_graph_with_its_prototypes() -> None:
 
 
 def test_says_which_head_it_needs() -> None:
-    with pytest.raises(UnimetricError, match="two branches, but the head has 1"):
+    with pytest.raises(UnimetricError, match="two branches, got 1"):
         create("objectives", "crt", num_classes=4, branches=(8,))
     with pytest.raises(UnimetricError, match="the head Linear has none"):
         build(head="linear(dim=4)")
     with pytest.raises(UnimetricError, match="has none"):
         build(head="crt(dim=4, hidden=6, coded=False)")
-    with pytest.raises(UnimetricError, match="cannot be 'all'"):
+    with pytest.raises(UnimetricError, match="`reduction` must be one of `mean`, `row`, `sum`, got 'all'"):
         build("crt(reduction='all')")
 
 

@@ -102,6 +102,41 @@ def test_weights_of_the_queue():
     assert rarity(similarity, torch.zeros(9, dtype=torch.bool), dim=DIM).abs().sum() == 0
 
 
+def test_column_weights_match_naive_loop():
+    """As ooDML's script: shifted by the maximum of the matrix, cut, floored, and normalized over the batch."""
+    torch.manual_seed(2)
+    similarity = torch.rand(4, 9).double() * 2 - 1
+    similarity[:, 1] = -0.5  # all beyond the cutoff
+    logs = [[(2 - DIM) * math.log(d) - (DIM - 3) / 2 * math.log(1 - d * d / 4) for d in row] for row in naive_distances(similarity)]
+    top = max(map(max, logs))
+    raw = [
+        [max(math.exp(log - top) if d <= 1.4 else 0, 1e-45) for log, d in zip(*rows, strict=True)]
+        for rows in zip(logs, naive_distances(similarity), strict=True)
+    ]
+    expected = [[w / sum(row[column] for row in raw) for column, w in enumerate(row)] for row in raw]
+    found = rarity(similarity, torch.ones(9, dtype=torch.bool), dim=DIM, columns=True)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-30)
+    assert found[:, 1].tolist() == pytest.approx([0.25] * 4)
+    assert not torch.allclose(found, rarity(similarity, torch.ones(9, dtype=torch.bool), dim=DIM))
+
+
+def naive_distances(similarity):
+    return [[max(0.5, math.sqrt(2 - 2 * s)) for s in row] for row in similarity.tolist()]
+
+
+def test_column_weights_reach_the_self_similarity_term():
+    queue = torch.stack(directions(torch.randn(2 * BATCH, DIM, generator=torch.manual_seed(7)).double()))
+    first, second = torch.randn(2, BATCH, DIM, generator=torch.manual_seed(5)).double()
+    query, keys = torch.stack(directions(first)), torch.stack(directions(second))
+    objective = build(temperature=1.0, column_weights=True)
+    objective.keys[: 2 * BATCH] = queue
+    objective.state[1] = 2 * BATCH
+    weights = rarity(query @ queue.T, torch.ones(2 * BATCH, dtype=torch.bool), dim=DIM, columns=True)
+    logits = torch.cat([(query * keys).sum(1, keepdim=True), weights * (query @ queue.T)], 1)
+    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(BATCH, dtype=torch.int64))
+    assert math.isclose(objective._dance(query, keys).item(), expected.item(), rel_tol=1e-9)
+
+
 def test_the_adversary_is_its_equation():
     objective, given = build(rho=7.0), output()
     disc, *others = [directions(branch) for branch in given.branches]
@@ -141,33 +176,72 @@ def test_the_plain_terms():
     assert math.isclose(terms["shared"].item(), 0.3 * shared_loss(given.branches[1], LABELS[order]).item(), rel_tol=1e-9)
 
 
-def test_the_intra_term_against_a_loop():
-    objective, given = build(intra=0.4), output()
+@pytest.mark.parametrize("auxiliary", ["margin", "margin(or_count=True)"])
+@pytest.mark.parametrize("choice", ["all", "distinct"])
+def test_intra_term_matches_naive_loop(choice, auxiliary):
+    """With `all`, a triplet whose negative is the anchor adds its pull, and a push of beta + margin."""
+    objective, given = build(intra=0.4, auxiliary=auxiliary, intra_triplets=choice), output()
     within = copy.deepcopy(objective.intra_loss.miner)
     value = objective(given, LABELS)["intra"].item()
     z = directions(given.branches[3])
     mined = within(torch.zeros(BATCH, BATCH), match(LABELS, dim=DIM))
-    hinges, beta = [], objective.intra_loss.beta[0].item()  # float32's 1.2
-    for a, p, n, valid in zip(*(x.tolist() for x in (mined.anchor, mined.positive, mined.negative, mined.valid)), strict=True):
-        if valid:
-            pull = math.sqrt(2 - 2 * float(z[a] @ z[p]) + 1e-8) if a != p else 1e-4
-            push = math.sqrt(2 - 2 * float(z[a] @ z[n]) + 1e-8)
-            hinges += [pull - beta + 0.2, beta - push + 0.2]
+    beta = objective.intra_loss.beta[0].item()  # float32's 1.2
+    hinges, triplets, dropped = [], 0, 0
+    for a, p, n in zip(*(x.tolist() for x in (mined.anchor, mined.positive, mined.negative)), strict=True):
+        dropped += a == n
+        if a == n and choice == "distinct":
+            continue
+        pull = math.sqrt(2 - 2 * float(z[a] @ z[p]) + 1e-8) if a != p else 1e-4
+        push = math.sqrt(2 - 2 * float(z[a] @ z[n]) + 1e-8) if a != n else 1e-4
+        active = [hinge for hinge in (pull - beta + 0.2, beta - push + 0.2) if hinge > 0]
+        hinges += active
+        triplets += bool(active)
+    assert dropped > 0
+    expected = 0.4 * sum(hinges) / (triplets if "or_count" in auxiliary else len(hinges))
+    assert math.isclose(value, expected, rel_tol=1e-9)
+
+
+def test_intra_gradient_of_anchor_as_negative_is_zero():
+    """d(a, a) is constant. In float32 its rounding errors, divided by the distance, must not reach the head."""
+    torch.manual_seed(0)
+    objective = build(intra_triplets="all").float()
+    branch = torch.randn(4, DIM).requires_grad_()
+    labels = torch.arange(4)  # one sample per class: anchor, positive and negative are the same
+    value = objective.intra_loss(branch, labels)
+    value.backward()
+    assert value.item() == pytest.approx(1.4, abs=1e-3)
+    assert branch.grad.abs().max() == 0
+
+
+def test_permuted_intra_term_is_auxiliary_on_other_labels():
+    objective, given = build(intra=0.4, intra_triplets="permuted"), output()
+    intra_loss, dice = copy.deepcopy(objective.intra_loss), copy.deepcopy(objective.dice)
+    value = objective(given, LABELS)["intra"].item()
+    first, second = dice(BATCH).argsort(), dice(BATCH).argsort()
+    assert first.tolist() != second.tolist()  # not the labels of the shared head
+    labels = LABELS[second]
+    z, beta = directions(given.branches[3]), 1.2
+    mined = copy.deepcopy(intra_loss.miner)(torch.stack(z) @ torch.stack(z).T, match(labels, dim=DIM))
+    assert (labels[mined.anchor] != labels[mined.negative]).all()
+    hinges = []
+    for a, p, n in zip(mined.anchor.tolist(), mined.positive.tolist(), mined.negative.tolist(), strict=True):
+        hinges += [math.sqrt(2 - 2 * float(z[a] @ z[p])) - beta + 0.2, beta - math.sqrt(2 - 2 * float(z[a] @ z[n])) + 0.2]
     active = [hinge for hinge in hinges if hinge > 0]
-    assert math.isclose(value, 0.4 * sum(active) / len(active), rel_tol=1e-9)
+    assert math.isclose(value, 0.4 * sum(active) / len(active), rel_tol=1e-6)
 
 
-def test_triplets_within_a_class():
+@pytest.mark.parametrize("distinct", [False, True])
+def test_triplets_within_a_class(distinct):
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])
-    pairs, within = match(labels, dim=DIM), _Within()
+    pairs, within = match(labels, dim=DIM), _Within(distinct=distinct)
     counts = torch.zeros(4)
     for _ in range(300):
         mined = within(torch.zeros(8, 8), pairs)
         assert (labels[mined.anchor] == labels[mined.positive]).all()
         assert (labels[mined.anchor] == labels[mined.negative]).all()
-        assert (mined.valid == (mined.negative != mined.anchor)).all()
+        assert (mined.valid == ((mined.negative != mined.anchor) | (not distinct))).all()
         counts += torch.bincount(labels[mined.anchor], minlength=4)
-    assert (counts / counts.sum() - 0.25).abs().max() < 0.03  # classes evenly, whatever their size
+    assert (counts / counts.sum() - 0.25).abs().max() < 0.03  # uniform over classes of any size
 
 
 def test_the_copy_follows_as_a_moving_average():
@@ -221,3 +295,6 @@ def test_other_heads_and_losses_are_refused():
         build(auxiliary="proxy_anchor")
     with pytest.raises(UnimetricError, match="`queue` of the objective `diva` must be at least 1"):
         build(queue=0)
+    with pytest.raises(UnimetricError, match="`intra_triplets`") as caught:
+        build(intra_triplets="some")
+    assert caught.value.hint == "choose from: all, distinct, permuted"

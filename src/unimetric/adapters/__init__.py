@@ -1,1 +1,1 @@
-"""One file an adapter: `adapter(backbone) -> backbone`, frozen but for what it inserts."""
+"""One file per adapter: `adapter(backbone) -> backbone`. Only the inserted parameters are trainable."""

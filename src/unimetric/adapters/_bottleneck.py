@@ -1,4 +1,4 @@
-"""A small branch through a bottleneck, switched off at random for whole samples."""
+"""Bottleneck branch that is randomly switched off per sample."""
 
 from __future__ import annotations
 
@@ -9,30 +9,35 @@ from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from unimetric.adapters._checks import require_positive, require_probability
 from unimetric.adapters._vit import Normalised
-from unimetric.errors import UnimetricError
 
 
 class Bottleneck(nn.Module):
-    """(B, N, C) -> (B, N, C)
+    """Bottleneck branch with a random gate per sample.
 
         gate * scale * (ReLU(x W_down + b_down) W_up + b_up)
 
-    The gate is 0 or 1/keep for a sample, drawn anew in training, and 1 in testing. W_up starts at zero, so the branch starts as nothing.
+    In training the gate is 1/keep with probability `keep` and 0 otherwise, drawn once per sample.
+    In testing it is 1. W_up starts at zero, so the initial output is zero.
 
     Args:
-        channels: of the tokens.
-        rank: width of the bottleneck.
-        scale: fixed factor.
-        keep: probability that a sample goes through in training.
-        bias: with b_down and b_up; W_down then starts as torch's linear layers do, else uniform within sqrt(3 / rank).
-        normalised: x is the norm's output; else the stream before the norm.
+        channels: Number of token channels C.
+        rank: Width of the bottleneck.
+        scale: Fixed factor on the output.
+        keep: Probability that the branch is active for a sample in training, in (0, 1].
+        bias: Whether to add b_down and b_up. If set, W_down is initialized like `nn.Linear`,
+            otherwise uniformly within sqrt(3 / rank).
+        normalised: Whether x is the output of the norm. If not, x is the residual stream before it.
+
+    Shape:
+        normal (B, N, C), stream (B, N, C) -> (B, N, C)
     """
 
     def __init__(self, channels: int, *, rank: int, scale: float, keep: float, bias: bool = False, normalised: bool = True) -> None:
         super().__init__()
-        if not 0 < keep <= 1:
-            raise UnimetricError(f"`keep={keep}` is no probability", "write a number above 0 and up to 1")
+        require_positive(rank=rank)
+        require_probability(keep)
         bound = math.sqrt(1 / channels) if bias else math.sqrt(3 / rank)
         self.down = nn.Parameter(torch.empty(channels, rank).uniform_(-bound, bound))
         self.up = nn.Parameter(torch.zeros(rank, channels))
@@ -44,7 +49,8 @@ class Bottleneck(nn.Module):
     def forward(self, normal: Normalised, stream: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
         given = normal if self.normalised else Normalised(stream, None, None, None)
         hidden = given.project(self.down, self.down_bias)
-        # The gate is not negative, so it may go in front of the ReLU, where the tensor is narrow and nothing more need be kept.
+        # The gate is not negative, so it commutes with the ReLU. Applied before it, the gate multiplies the
+        # narrow tensor, and no further tensor is stored for the backward pass.
         gate = self.drop(hidden.new_ones(len(hidden), 1, 1))
         out = nn.functional.relu(gate * hidden) @ (self.scale * self.up)
         return out if self.up_bias is None else out + gate * (self.scale * self.up_bias).to(out.dtype)

@@ -1,4 +1,4 @@
-"""Tokens that are learnt, and join those of the picture."""
+"""Trainable prompt tokens."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.adapters._checks import require_positive
+
 
 class Pool(nn.Module):
-    """A pool of prompts, mixed for each picture by its likeness to their keys: (B, N, C) patches -> (B, P, C) prompt tokens.
+    """Pool of prompts, mixed per image by the cosine similarity to their keys.
+
+    The tokens receive the position embedding of the class token (`placed`).
 
     Args:
-        channels: C of the tokens.
-        prompts: M, how many there are.
-        length: P, tokens of a prompt.
+        channels: Number of token channels C.
+        prompts: Number of prompts M.
+        length: Number of tokens per prompt P.
+
+    Shape:
+        patches (B, N, C) -> prompt tokens (B, P, C) in the first layer, None in later layers
     """
 
-    placed = True  # they get the position of the class token
+    placed = True
 
     def __init__(self, channels: int, *, prompts: int, length: int) -> None:
         super().__init__()
+        require_positive(prompts=prompts, length=length)
         self.length = length
         self.keys = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, channels)))
         self.attention = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, channels)))
@@ -28,12 +36,15 @@ class Pool(nn.Module):
         self.prompts = nn.Parameter(one.repeat(prompts, 1, 1))
 
     def preference(self, patches: Float[Tensor, "B N C"]) -> Float[Tensor, "B M"]:
-        """How much of each prompt a picture takes: the cosine of its attended query and the prompt's key, in float32."""
+        """Return the weight of each prompt per image, computed in float32.
+
+        The weight is the cosine similarity between the attended query and the key of the prompt.
+        """
         with torch.autocast(patches.device.type, enabled=False):
             values = patches.detach().float() if patches.dtype in (torch.bfloat16, torch.float16) else patches.detach()
             query = (values.mean(1) + values.amax(1)) / 2
             weight = self.attention.softmax(1)
-            # cos(q * a, k) without the (B, M, C) of attended queries: both of its sums over C are matrix products.
+            # Computes cos(q * a, k) without the (B, M, C) attended queries: both sums over C are matrix products.
             likeness = query @ (weight * F.normalize(self.keys)).T
             length = (query.square() @ weight.square().T).sqrt()
             return likeness / length.clamp_min(1e-12)
@@ -46,19 +57,24 @@ class Pool(nn.Module):
 
 
 class Tokens(nn.Module):
-    """The same prompt tokens for every picture.
+    """Prompt tokens that are the same for every image.
 
     Args:
-        channels: C of the tokens.
-        length: P, how many tokens.
-        bound: they start uniform within it.
-        layers: how many layers have tokens of their own; at 1 those of the first go on through all.
+        channels: Number of token channels C.
+        length: Number of tokens P.
+        bound: Half-width of the uniform initial distribution.
+        layers: Number of layers with separate tokens. With 1, the tokens of the first layer pass
+            through all layers.
+        placed: Whether the tokens receive the position embedding of the class token.
+
+    Shape:
+        patches (B, N, C) -> prompt tokens (B, P, C), None from layer `layers` on
     """
 
-    placed = False
-
-    def __init__(self, channels: int, *, length: int, bound: float, layers: int) -> None:
+    def __init__(self, channels: int, *, length: int, bound: float, layers: int, placed: bool) -> None:
         super().__init__()
+        require_positive(length=length)
+        self.placed = placed
         self.tokens = nn.Parameter(torch.empty(layers, length, channels).uniform_(-bound, bound))
 
     def forward(self, patches: Float[Tensor, "B N C"], layer: int) -> Float[Tensor, "B P C"] | None:

@@ -1,7 +1,7 @@
-"""A frozen transformer of timm with something inserted: prompts among its tokens, branches beside its blocks.
+"""Frozen timm transformer with prompt tokens and branches parallel to its blocks.
 
-By composition: the network's own embedding, blocks and norm are walked through as they are, and none of them is written anew.
-B pictures, N tokens (of the class, prompts and patches), P prompt tokens, C channels.
+The network is composed, not reimplemented: its embedding, blocks and norm run unchanged. Shapes use B for
+images, N for tokens (class, prompts and patches), P for prompt tokens and C for channels.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from unimetric.errors import UnimetricError
 
 
 def frozen_transformer(backbone: Any) -> Any:
-    """The timm transformer in a backbone, none of whose weights learns any more; anything else is refused."""
+    """Freeze a backbone and return its timm transformer.
+
+    Raises:
+        UnimetricError: If the backbone is not a plain vision transformer of timm.
+    """
     network = getattr(backbone, "network", None)
     if not isinstance(network, VisionTransformer) or not all(isinstance(block, Block) for block in network.blocks):
         name = type(network if network is not None else backbone).__name__
         raise UnimetricError(
-            f"this adapter goes into a plain vision transformer of timm, not into `{name}`",
-            "write `backbone = \"timm(name='vit_small_patch16_224')\"`, or `adapter = 'linear_probe'`, which takes any",
+            f"this adapter requires a plain vision transformer of timm, got `{name}`",
+            "use `backbone = \"timm(name='vit_small_patch16_224')\"`, or `adapter = 'linear_probe'`, which accepts any backbone",
         )
     backbone.requires_grad_(False)
     return network
 
 
 class Normalised(NamedTuple):
-    """What a frozen LayerNorm gives.
+    """Output of a frozen LayerNorm.
 
     Args:
-        value: (B, N, C) its output.
-        core: (B, N, C) the same before scale and shift, in the precision of the matrix products; None where nothing is to be kept.
-        scale, shift: (C,) its own.
+        value: Output, (B, N, C).
+        core: Output before scale and shift, (B, N, C), in the precision of the matrix products. None
+            if nothing is stored for a backward pass.
+        scale, shift: Scale and shift of the norm, (C,) each. None if `core` is None.
     """
 
     value: Tensor
@@ -47,7 +52,10 @@ class Normalised(NamedTuple):
     shift: Tensor | None
 
     def project(self, matrix: Float[Tensor, "C R"], bias: Float[Tensor, "R"] | None = None) -> Float[Tensor, "B N R"]:
-        """`value @ matrix + bias`. Scale and shift move into the matrix, so that its gradient needs `core`, which is kept anyway."""
+        """Return `value @ matrix + bias`.
+
+        Scale and shift are multiplied into the matrix. Its gradient then needs only `core`, which is stored anyway.
+        """
         if self.core is None or self.scale is None or self.shift is None:
             return nn.functional.linear(self.value, matrix.T, bias)
         shifted = self.shift @ matrix
@@ -55,13 +63,13 @@ class Normalised(NamedTuple):
 
 
 def _normal(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm's output, the same before scale and shift, and one over the deviation."""
+    """Return LayerNorm's output, the output before scale and shift, and the reciprocal standard deviation."""
     value, mean, rstd = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
     return value.to(dtype), torch.addcmul(-mean * rstd, x, rstd).to(dtype), rstd
 
 
 def _back(value: Tensor | None, core: Tensor | None, kept: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
-    """LayerNorm's backward pass, from the gradients of both that `_normal` gives; in float32, though they come in half precision."""
+    """Compute LayerNorm's input gradient from the gradients of both outputs of `_normal`, in float32."""
     slope = torch.zeros_like(kept, dtype=rstd.dtype) if core is None else core.to(rstd.dtype)
     slope = slope if value is None else torch.addcmul(slope, value, weight)
     zero, one = torch.zeros_like(rstd), torch.ones_like(rstd)
@@ -69,7 +77,7 @@ def _back(value: Tensor | None, core: Tensor | None, kept: Tensor, rstd: Tensor,
     return torch.ops.aten.native_layer_norm_backward(slope, kept.to(rstd.dtype), shape, zero, one, None, None, mask)[0] * rstd
 
 
-FUSE = True  # on a GPU; benchmarks/universal.py --plain measures without
+FUSE = True  # on a GPU; benchmarks/universal.py --plain sets it to False
 _unfused: set[str] = set()
 
 
@@ -79,19 +87,23 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(function: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:
-    """On a GPU the compiler makes one kernel of a function that would pass over all tokens half a dozen times; without one, as it is."""
+    """Run a function, compiled into one kernel on a GPU.
+
+    The uncompiled function reads all tokens about six times. It runs if compilation fails.
+    """
     if FUSE and device.type == "cuda" and not torch.compiler.is_compiling() and function.__name__ not in _unfused:
         try:
             return _fused(function)(*arguments)
-        except Exception:  # no C compiler, no Triton, each with an error of its own: slower, and the same numbers
+        except Exception:  # a missing C compiler and a missing Triton raise different errors; uncompiled code is only slower
             _unfused.add(function.__name__)
     return function(*arguments)
 
 
 class _Normalise(torch.autograd.Function):
-    """LayerNorm that keeps only its normalised input, in half precision under autocast.
+    """LayerNorm that stores only its normalized input, in half precision under autocast.
 
-    A third of what is kept otherwise: torch's LayerNorm keeps the float32 stream, and a matrix beside it that learns keeps its output.
+    This is a third of the usual memory. torch's LayerNorm stores the float32 stream, and a trainable
+    matrix after it stores its output.
     """
 
     @staticmethod
@@ -111,9 +123,10 @@ class _Normalise(torch.autograd.Function):
 
 
 def normalise(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalised:
-    """A frozen LayerNorm. Where no gradient goes through it, and for any other norm, just the module itself.
+    """Apply a frozen LayerNorm with little stored memory.
 
-    Under autocast its output is cast here, once for all that read it.
+    Without a gradient, and for any other norm, the module itself runs. Under autocast the output is
+    cast here, once for all layers that read it.
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -127,39 +140,49 @@ def normalise(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalised:
 def through(
     block: Any, x: Float[Tensor, "B N C"], attention: nn.Module | None, mlp: nn.Module | None, *, scaled: bool = False
 ) -> Float[Tensor, "B N C"]:
-    """A block of timm with branches beside its two halves.
+    """Run a timm block with branches parallel to its attention and its MLP.
 
     Args:
-        block: timm's.
-        x: its input.
-        attention: a branch that gets the first norm's output (`Normalised`), beside the attention.
-        mlp: one that gets the second norm's, and the stream before it, beside the MLP.
-        scaled: LayerScale, where the block has it, scales a branch as it does the half beside it; else the branch is added after it.
+        block: Block of timm.
+        x: Input of the block.
+        attention: Branch parallel to the attention. Receives the first norm's output and the stream before it.
+        mlp: Branch parallel to the MLP. Receives the second norm's output and the stream before it.
+        scaled: Whether the block's LayerScale also applies to the branches. If not, a branch is added after it.
+
+    Returns:
+        Output of the block, (B, N, C).
     """
     normal = normalise(block.norm1, x)
-    beside = None if attention is None else attention(normal, x)
-    x = x + _half(block.attn(normal.value), beside, block.ls1, block.drop_path1, scaled)
+    branch = None if attention is None else attention(normal, x)
+    x = x + _half(block.attn(normal.value), branch, block.ls1, block.drop_path1, scaled)
     normal = normalise(block.norm2, x)
-    beside = None if mlp is None else mlp(normal, x)
-    return x + _half(block.mlp(normal.value), beside, block.ls2, block.drop_path2, scaled)
+    branch = None if mlp is None else mlp(normal, x)
+    return x + _half(block.mlp(normal.value), branch, block.ls2, block.drop_path2, scaled)
 
 
 def _half(own: Tensor, branch: Tensor | None, scale: nn.Module, drop: nn.Module, scaled: bool) -> Float[Tensor, "B N C"]:
-    """What a half of a block and the branch beside it add to the stream. It is float32: they meet before, half as wide under autocast."""
+    """Sum one half of a block and its branch. Under autocast the sum is in half precision; the stream is float32."""
     if branch is None:
         return drop(scale(own))
     return drop(scale(own + branch)) if scaled else drop(scale(own)) + branch
 
 
 class Adapted(nn.Module):
-    """A frozen backbone and what is inserted: (B, 3, H, W) -> (B, 1 + N, C) as without; prompt tokens are taken out again at the end.
+    """Frozen backbone with prompt tokens and branches.
+
+    The output has the shape of the plain backbone's output: prompt tokens are removed after the last block.
 
     Args:
         backbone: `backbones.Timm` with a transformer.
-        prompt: `prompt(patches, layer)` gives the (B, P, C) prompt tokens that enter a layer, or None where those that are there go on.
-        attention: a branch beside each block's attention, for as many blocks as it has.
-        mlp: the same, beside the MLP.
-        scaled: as in `through`.
+        prompt: Module `prompt(patches, layer)` that returns the (B, P, C) prompt tokens of a layer, or
+            None to keep those of the previous layer. Its attribute `placed` is whether the tokens
+            receive the position embedding of the class token.
+        attention: Branches parallel to the attention, one per adapted block.
+        mlp: Branches parallel to the MLP, one per adapted block.
+        scaled: Whether LayerScale also applies to the branches; see `through`.
+
+    Shape:
+        (B, 3, H, W) -> (B, 1 + N, C)
     """
 
     def __init__(
@@ -181,15 +204,15 @@ class Adapted(nn.Module):
 
     def train(self, mode: bool = True) -> Adapted:
         super().train(mode)
-        self.backbone.network.patch_embed.eval()  # a convolutional stem has a BatchNorm, whose statistics are frozen, too
+        self.backbone.network.patch_embed.eval()  # freezes the BatchNorm statistics of a convolutional stem
         return self
 
     def patches(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
-        """The patch embeddings before anything is added to them."""
+        """Return the patch embeddings without position embeddings."""
         return _flat(self.backbone.network.patch_embed(images))
 
     def merged(self) -> Any:
-        """The plain backbone, where all that was inserted can be multiplied into its weights; else this itself."""
+        """Return the plain backbone if all inserted parameters fit into its weights, else this module."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 merged: Any = getattr(child, "merged", None)
@@ -220,7 +243,7 @@ class Adapted(nn.Module):
 
 
 def _flat(patches: Tensor) -> Float[Tensor, "B N C"]:
-    return patches.flatten(1, 2) if patches.dim() == 4 else patches  # a network of any picture size keeps the map
+    return patches.flatten(1, 2) if patches.dim() == 4 else patches  # networks with a dynamic image size return a map
 
 
 def _nth(branches: nn.ModuleList, number: int) -> Any:
@@ -228,8 +251,8 @@ def _nth(branches: nn.ModuleList, number: int) -> Any:
 
 
 def adapted_layers(network: Any, layers: int) -> int:
-    """How many blocks get a branch: the first so many, or all for 0."""
+    """Return the number of blocks with branches: `layers`, or all for 0."""
     depth = len(network.blocks)
     if not 0 <= layers <= depth:
-        raise UnimetricError(f"`layers={layers}`, but the network has {depth} blocks", "write 0 for all of them")
+        raise UnimetricError(f"`layers` must be between 0 and {depth}, got {layers}", "use `layers=0` for all blocks")
     return layers or depth

@@ -1,4 +1,4 @@
-"""Bottlenecks beside the MLPs."""
+"""AdaptFormer: bottleneck branches parallel to the MLPs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ from unimetric.adapters._vit import Adapted, frozen_transformer
 
 
 def adaptformer(backbone: Any, *, rank: int = 256, scale: float = 0.1, normalised: bool = True) -> nn.Module:
-    """AdaptFormer: adapting vision transformers for scalable visual recognition (Chen et al., NeurIPS 2022).
+    """Insert AdaptFormer's bottleneck branches parallel to the MLPs of a frozen transformer.
 
         z = z' + MLP(LN2 z') + scale (ReLU(LN2 z' W_down + b_down) W_up + b_up)
 
-    With the rank that PUMA (Kim et al. 2023) gives it to have as many parameters as its own adapters, and LN2 as in PUMA's code. The
-    original's input is z' itself (`normalised=False`), with dropout, which is left out here.
+    W_up and the biases start at zero, so the adapted network initially equals the frozen one. The
+    default rank gives as many parameters as PUMA's adapters have.
+
+    Differs from the paper:
+        The paper's branch reads z' (`normalised=False`) and uses dropout, which is omitted here.
+        PUMA's code (Kim et al. 2023) reads LN2 z'. It also sets W_up to zero, but a later call to
+        `init_weights` draws W_down and W_up from a truncated normal distribution with standard
+        deviation 0.02. In that code the branch therefore starts nonzero.
+
+    Reference:
+        AdaptFormer: adapting vision transformers for scalable visual recognition (Chen et al., NeurIPS 2022).
 
     Args:
-        backbone: a transformer of timm.
-        rank: width of the bottleneck.
-        scale: fixed factor.
-        normalised: the branch sees LN2 z', else z'.
+        backbone: Backbone with a timm vision transformer.
+        rank: Width of the bottleneck, at least 1.
+        scale: Fixed factor on the branch.
+        normalised: Whether the branch reads LN2 z' instead of z'.
+
+    Returns:
+        The backbone with branches, as a module with the same input and output shapes.
     """
     network = frozen_transformer(backbone)
     made = [Bottleneck(network.embed_dim, rank=rank, scale=scale, keep=1.0, bias=True, normalised=normalised) for _ in network.blocks]

@@ -1,4 +1,4 @@
-"""Nothing but the head is trained."""
+"""Frozen backbone; only the head is trained."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 
 class Resting(nn.Module):
-    """A backbone that neither learns nor changes its statistics, and keeps nothing for a backward pass.
+    """Backbone with frozen weights and statistics that stores nothing for a backward pass.
 
     Args:
-        backbone: any.
+        backbone: Any backbone.
+
+    Shape:
+        (B, 3, H, W) -> (B, 1 + N, C)
     """
 
     def __init__(self, backbone: Any) -> None:
@@ -29,7 +32,7 @@ class Resting(nn.Module):
         return self
 
     def merged(self) -> Any:
-        """The backbone itself."""
+        """Return the wrapped backbone."""
         return self.backbone
 
     @torch.no_grad()
@@ -38,9 +41,17 @@ class Resting(nn.Module):
 
 
 def linear_probe(backbone: Any) -> nn.Module:
-    """The "linear embedding" of PUMA's comparison (Kim et al. 2023), and with `head = "mlp"` its MLP-3: a frozen network, a trained head.
+    """Freeze the backbone, so that only the head is trained.
+
+    With `head = "linear"` this is the "linear embedding" baseline of PUMA, with `head = "mlp"` its MLP-3 baseline.
+
+    Reference:
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023), table 2.
 
     Args:
-        backbone: any, transformer or not.
+        backbone: Any backbone, not only a transformer.
+
+    Returns:
+        The frozen backbone.
     """
     return Resting(backbone)

@@ -1,4 +1,4 @@
-"""Stochastic adapters and a prompt pool."""
+"""PUMA: stochastic adapters and a prompt pool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import nn
 from unimetric.adapters._prompts import Pool
 from unimetric.adapters._vit import Adapted, frozen_transformer
 from unimetric.adapters.stochastic_adapter import branches
+from unimetric.adapters.vpt import plain_tokens
+from unimetric.errors import UnimetricError
 
 
 def puma(
@@ -21,21 +23,49 @@ def puma(
     scaled: bool = False,
     prompts: int = 20,
     length: int = 8,
+    pool: str = "keys",
 ) -> nn.Module:
-    """PUMA: universal metric learning with parameter-efficient transfer learning (Kim et al. 2023).
+    """Insert PUMA's stochastic adapters and conditional prompt into a frozen transformer.
 
-    A `stochastic_adapter` beside every block and a `prompt_pool` at the input, in a frozen network: 2.44 M parameters for a ViT-S.
+    Combines `stochastic_adapter` in every block with `prompt_pool` at the input: 2.44 million
+    parameters for a ViT-S. With `pool="tokens"`, the prompt is `length` plain tokens, as in
+    `vpt(placed=True)`. The row "single prompt, static adapter" of table 3 is
+    `puma(pool="tokens", keep=1.0)`.
+
+    Differs from the paper:
+        The authors' code trains with settings that the paper does not state. For proxy losses, every
+        epoch repeats the same batches, because the sampler's epoch is not set. The test recall is
+        computed after 21, 41, 61 and 81 epochs, so results come from at most 81 of the 100 epochs. The
+        epoch is selected on unified recall. DDP averages the gradients of four batch shards, so the
+        gradient clip of 1.0 acts like 4.0 on one device. `stochastic_adapter`, `prompt_pool`, `vpt`,
+        `lora` and `adaptformer` list the differences of the components. In that code, AdaptFormer's
+        up-projection starts with standard deviation 0.02 instead of zero.
+
+    Reference:
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023).
 
     Args:
-        backbone: a transformer of timm.
-        rank: width of the adapters' bottleneck.
-        keep: probability that an adapter counts for a sample in training.
-        scale: fixed factor on the adapters.
-        layers: only the first so many blocks have adapters; 0 is all.
-        scaled: as in `stochastic_adapter`.
-        prompts: how many prompts there are.
-        length: tokens of a prompt.
+        backbone: Backbone with a timm vision transformer.
+        rank: Width of the adapters' bottleneck, at least 1.
+        keep: Probability that an adapter is active for a sample in training, in (0, 1].
+        scale: Fixed factor on the adapters.
+        layers: Number of blocks with adapters, counted from the input; 0 for all.
+        scaled: Whether LayerScale also applies to the adapters; see `stochastic_adapter`.
+        prompts: Number of prompts in the pool, at least 1. Unused with `pool="tokens"`.
+        length: Number of tokens per prompt, at least 1.
+        pool: Type of prompt: `keys` for a pool weighted by keys per image, `tokens` for the same
+            plain tokens for every image.
+
+    Returns:
+        The backbone with adapters and prompt, as a module with the same input and output shapes.
     """
+    if pool not in ("keys", "tokens"):
+        raise UnimetricError(f"puma: `pool` must be `keys` or `tokens`, got {pool!r}", "use `pool='keys'`")
     network = frozen_transformer(backbone)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)
-    return Adapted(backbone, prompt=Pool(network.embed_dim, prompts=prompts, length=length), attention=attention, mlp=mlp, scaled=scaled)
+    prompt: nn.Module
+    if pool == "tokens":
+        prompt = plain_tokens(network, length=length, layers=1, placed=True)
+    else:
+        prompt = Pool(network.embed_dim, prompts=prompts, length=length)
+    return Adapted(backbone, prompt=prompt, attention=attention, mlp=mlp, scaled=scaled)

@@ -1,4 +1,4 @@
-"""Bottlenecks beside every block, switched off at random."""
+"""Bottleneck branches parallel to every block, randomly switched off."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ from unimetric.adapters._vit import Adapted, adapted_layers, frozen_transformer
 def stochastic_adapter(
     backbone: Any, *, rank: int = 128, keep: float = 0.5, scale: float = 0.1, layers: int = 0, scaled: bool = False
 ) -> nn.Module:
-    """The stochastic adapter of PUMA (Universal metric learning with parameter-efficient transfer learning, Kim et al. 2023), eqs. 4-5.
+    """Insert PUMA's stochastic adapters into a frozen transformer.
 
         z' = z + MSA(LN1 z) + g' A'(LN1 z)
         z  = z' + MLP(LN2 z') + g A(LN2 z'),    A(x) = scale ReLU(x W_down) W_up
 
-    with g, g' = 0 or 1/keep for each sample, layer and half of a block in training, and 1 in testing: what a sample gets is on average
-    what it gets in testing. `keep=1` is the paper's static adapter. With `scaled`, in blocks that have LayerScale (LS),
+    In training g and g' are 1/keep with probability `keep` and 0 otherwise, drawn per sample, layer
+    and half of a block. In testing they are 1, the mean of the training values. `keep=1` is the
+    paper's static adapter. With `scaled`, blocks with LayerScale (LS) compute
 
         z' = z + LS1(MSA(LN1 z) + g' A'(LN1 z)),    z = z' + LS2(MLP(LN2 z') + g A(LN2 z'))
 
-    and without it LS(MSA) + g' A', LS(MLP) + g A.
+    and otherwise LS(MSA) + g' A' and LS(MLP) + g A.
 
-    Differs from the paper: eq. 5 has no 1/keep and no scale; both are the code's. The two adapters of a layer are drawn one by one; in
-    the code they start alike.
+    Differs from the paper:
+        The factors 1/keep and `scale` are in the code but not in eq. 5. The two adapters of a layer
+        are initialized separately; in the code they start with equal weights.
+
+    Reference:
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023), eqs. 4-5.
 
     Args:
-        backbone: a transformer of timm.
-        rank: width of the bottleneck.
-        keep: probability that an adapter counts for a sample in training.
-        scale: fixed factor.
-        layers: only the first so many blocks have adapters (12 for the paper's ViT-L); 0 is all.
-        scaled: LayerScale, where a block has it (DINOv2), scales the adapter, too; the paper's networks have none.
+        backbone: Backbone with a timm vision transformer.
+        rank: Width of the bottleneck, at least 1.
+        keep: Probability that an adapter is active for a sample in training, in (0, 1].
+        scale: Fixed factor on the adapters.
+        layers: Number of blocks with adapters, counted from the input; 0 for all. The paper's ViT-L has 12.
+        scaled: Whether LayerScale also applies to the adapters. The paper's networks have no
+            LayerScale; DINOv2 does.
+
+    Returns:
+        The backbone with adapters, as a module with the same input and output shapes.
     """
     network = frozen_transformer(backbone)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)
@@ -42,7 +51,7 @@ def stochastic_adapter(
 
 
 def branches(network: Any, *, rank: int, keep: float, scale: float, layers: int) -> tuple[list[Bottleneck], list[Bottleneck]]:
-    """An adapter beside the attention and one beside the MLP, for each block that gets them."""
+    """Build the attention and the MLP adapters, one of each per adapted block."""
     count, channels = adapted_layers(network, layers), network.embed_dim
     made = [[Bottleneck(channels, rank=rank, scale=scale, keep=keep) for _ in range(count)] for _ in range(2)]
     return made[0], made[1]

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: one line a run on a terminal, one line an event elsewhere."""
+"""Display of a study: one line per run on a terminal, elsewhere one line per event and a progress line on stderr."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from unimetric.bench.grid import Run
 from unimetric.bench.storage import read
+from unimetric.engine.display import ProgressLines
 
 _STYLES = {"done": "green", "failed": "red", "running": "yellow", "waiting": "dim", "stopped": "magenta"}
 
@@ -35,6 +36,7 @@ class Board:
         self.begun: dict[str, float] = {}
         self.console = Console(quiet=quiet, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
+        self.lines = None if self.live or quiet else ProgressLines()
 
     def __enter__(self) -> Board:
         if self.live is not None:
@@ -58,8 +60,9 @@ class Board:
         self.show()
 
     def show(self) -> None:
-        """Draw the table again, with how far the running runs are."""
+        """Draw the table again, with the progress of the running runs."""
         if self.live is None:
+            self._show_line()
             return
         table = Table(box=None, pad_edge=False)
         for column in ("run", "", "state", ""):
@@ -78,14 +81,32 @@ class Board:
         """How many runs are in which state."""
         return ", ".join(f"{count} {state}" for state in _STYLES if (count := list(self.states.values()).count(state)))
 
-    def _progress(self, run_id: str) -> str:
-        seconds = int(time.monotonic() - self.begun.get(run_id, time.monotonic()))
+    def _show_line(self) -> None:
+        if self.lines is None or "running" not in self.states.values() or (self.lines.begun and not self.lines.due):
+            return
+        counted = [run_id for run_id, state in self.states.items() if state != "failed"]
+        done = sum(self._epoch(run_id) for run_id in counted)
+        self.lines.step("epochs", done, sum(self.epochs[run_id] for run_id in counted), self.summary())
+
+    def _epoch(self, run_id: str) -> int:
+        if self.states[run_id] == "done":
+            return self.epochs[run_id]
+        return self._last_line(run_id).get("epoch", 0) if self.states[run_id] == "running" else 0
+
+    def _last_line(self, run_id: str) -> dict:
         lines = (read(self.place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
         try:
-            line = json.loads(lines[-1])
+            return json.loads(lines[-1])
         except (ValueError, IndexError):
+            return {}
+
+    def _progress(self, run_id: str) -> str:
+        seconds = int(time.monotonic() - self.begun.get(run_id, time.monotonic()))
+        line = self._last_line(run_id)
+        if not line:
             return f"{seconds} s"
-        return f"epoch {line.get('epoch', 0)}/{self.epochs[run_id]}  {_number(line)}  {seconds} s"
+        memory = f"  {line['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in line else ""
+        return f"epoch {line.get('epoch', 0)}/{self.epochs[run_id]}  {_number(line)}{memory}  {seconds} s"
 
     def _best(self, run_id: str) -> str:
         try:

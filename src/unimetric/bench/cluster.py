@@ -80,7 +80,7 @@ def study_on_ray(
             for reference in waiting:
                 ray.cancel(reference)  # interrupts the run, which then saves itself as after Ctrl-C
             ray.wait(list(waiting), num_returns=len(waiting), timeout=60.0)
-            raise Interrupted("the runs are saved; the same command goes on with them") from None
+            raise Interrupted("the runs are saved; run the same command to resume them") from None
         return dict(board.states)
 
 

@@ -27,7 +27,7 @@ class Run:
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """A grid or a search as it is written, with its lists and ranges."""
-    return read_toml(path, examples="`configs/grids/` for studies", like='`key = "text"` or `key = [1, 2]`')
+    return read_toml(path, examples="`configs/` for runs and `configs/grids/` for studies", like='`key = "text"` or `key = [1, 2]`')
 
 
 def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
@@ -111,13 +111,18 @@ def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
     return expand({key: value for key, value in settings.items() if key not in overrides} | overrides, str(path))
 
 
-def read_any(path: str | Path) -> list[Run]:
-    """The runs of a grid, or those at the ends of a search's ranges."""
+def read_any(path: str | Path, /, **overrides: Any) -> list[Run]:
+    """Read the runs of a grid, or those at the ends of the ranges of a search.
+
+    Args:
+        path: TOML file.
+        overrides: Settings by name, which replace those of the file.
+    """
     if "search" in read_settings(path):
         from unimetric.bench.tune import corners
 
-        return corners(path)
-    return read_grid(path)
+        return corners(path, **overrides)
+    return read_grid(path, **overrides)
 
 
 def is_grid(path: str | Path) -> bool:

@@ -119,9 +119,9 @@ def _is_range(limits: Any) -> bool:
     return type(low) in kinds and type(high) in kinds and low <= high < math.inf and low > (0 if limits.get("log") else -math.inf)
 
 
-def corners(path: str | Path) -> list[Run]:
-    """The search at the ends of its ranges, to see that they make sense."""
-    settings, ranges = read_search(path)
+def corners(path: str | Path, /, **overrides: Any) -> list[Run]:
+    """Return the runs at the ends of the ranges of a search, for a check of the ranges."""
+    settings, ranges = read_search(path, **overrides)
     ends = []
     for which, key in ((0, "low"), (-1, "high")):
         ends.append({name: limits["choices"][which] if "choices" in limits else limits[key] for name, limits in ranges.items()})

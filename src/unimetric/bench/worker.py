@@ -57,17 +57,27 @@ def _alone(folder: Path, run_id: str) -> Iterator[None]:
         yield
 
 
-def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool) -> None:
-    """`work` in a process that `multiprocessing` has started: what it says goes into a file, and it ends with whoever started it.
+def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool, gpu: str = "", threads: int = 0) -> None:
+    """Call `work` in a process that `multiprocessing` has started, with its output in a file.
+
+    The run is saved and stopped when the parent process ends.
 
     Args:
-        settings, place, pictures: see `work`.
-        log: the file.
+        settings, place, pictures: See `work`.
+        log: File for the output.
+        gpu: The one GPU that the run uses, as `CUDA_VISIBLE_DEVICES` names it. Empty for all.
+        threads: Number of threads of torch. 0 for its default.
     """
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialized
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
     try:
         work(settings, place, pictures=pictures)
     except UnimetricError as error:

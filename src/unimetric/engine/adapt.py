@@ -1,4 +1,4 @@
-"""A few pictures of each new class, and only the last layer learns: `unimetric adapt`."""
+"""Few-shot adaptation of the last layer: `unimetric adapt`."""
 
 from __future__ import annotations
 
@@ -41,43 +41,61 @@ def adapt(
     iterations: int = 0,
     lr: float = 1e-4,
     looks: int = 16,
+    epoch: str = "last",
+    with_replacement: bool = True,
     metrics: Sequence[str] = METRICS,
     seed: int = 0,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Few-shot DML of Milbich et al. (NeurIPS 2021, sec. 4.5): zero-shot against a few pictures of each test class.
+    """Fine-tune the last layer on a few images of each test class, and compare with zero-shot.
 
-    In each episode some pictures of each test class are the support set, on which a copy of the head's last linear layer is tuned
-    (margin loss with distance-weighted mining, a fixed boundary, Adam, batches of 112 with two pictures a class); all others are
-    searched, before and after. The backbone does not change, so each picture goes through it once: an episode takes seconds.
+    In each episode, some images of each test class are the support set. A copy of the head's last
+    linear layer is tuned on it: margin loss with distance-weighted mining, a fixed boundary, Adam,
+    batches of 112 with two images per class, drawn with replacement. All other test images are
+    searched before and after. The backbone does not change, so each image passes through it once.
 
-    Neighbours are looked for by the cosine, which the margin loss is of, also where the run's own loss has another geometry.
+    A head with test-time weights, such as `diva`, is tuned with equal weights and evaluated with those
+    of the run. `head="diva(weights=(1, 1, 1, 1))"` evaluates with equal weights.
 
-    The authors make a new random crop whenever a support picture is seen. Here a few random crops of each are passed through the
-    backbone once, by the run's own transform, and each batch draws among them.
+    Neighbors are searched by the cosine, the geometry of the margin loss, even if the run's own loss
+    has another geometry.
+
+    Differs from the paper:
+        The paper adapts the best epoch on validation classes; the authors' code adapts the last epoch,
+        because its `best_weights` is a reference to the live weights. The authors draw a new random
+        crop in each step. Here `looks` random crops per support image pass through the backbone once,
+        and each batch draws from them. An image drawn twice for a pair gets two different crops.
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021), section 4.5.
 
     Args:
-        run: a run folder, trained on the same split; with `published(..., validation=True)` and
-            `chosen_by=2` its best epoch was chosen as the authors do, on validation classes by recall@1 + mAP@1000.
-        shots: support pictures a class.
-        episodes: how many of them, where they are drawn at random.
-        draw: `published` reads the episodes from the file of the run's split, `random` draws them; `auto` reads them where there are any.
-        iterations: steps an episode; 0 is the authors' 1,000 up to two shots and 1,500 above.
-        lr: of Adam.
-        looks: random crops of each support picture; 0 takes its centre alone.
-        metrics: parts of `metrics/`.
-        seed: of episodes, crops, batches and triplets.
-        progress: called with (episodes done, all).
-        overrides: settings that may differ from training, such as `dataset` (the same pictures elsewhere), `backbone` (the same weights
-            elsewhere) or `device`.
+        run: Run folder, trained on the same split. With `published(..., validation=True)` and
+            `chosen_by=2`, its best epoch is selected on validation classes by recall@1 + mAP@1000.
+        shots: Number of support images per class.
+        episodes: Number of episodes, if they are drawn at random.
+        draw: `published` reads the episodes of the run's split file, `random` draws them. `auto` reads
+            them if there are any.
+        iterations: Number of steps per episode. 0 uses the authors' 1,000 up to two shots and 1,500 above.
+        lr: Learning rate of Adam.
+        looks: Number of random crops per support image; 0 uses the center crop.
+        epoch: Adapted weights. `last` reads `checkpoint.safetensors`, `best` reads `model.safetensors`.
+        with_replacement: Whether batches draw classes and images with replacement.
+        metrics: Metric spec strings.
+        seed: Random seed of episodes, crops, batches and triplets.
+        progress: Callback with (finished episodes, all episodes).
+        overrides: Settings that may differ from training, such as `dataset` (the same images elsewhere),
+            `backbone` (the same weights elsewhere), `device`, or test-time arguments of `head`.
 
     Returns:
-        `summary`, mean and half width of the 95% t-interval over episodes of `zero/METRIC`, `few/METRIC` and their difference
-        `gain/METRIC`; `episodes`, the numbers of each; and the settings. All of it is in `adapt_<shots>_shots.json` of the run folder, too.
+        `summary`, mean and half width of the 95% t-interval over episodes of `zero/METRIC`, `few/METRIC`
+        and their difference `gain/METRIC`; `episodes`, the values of each; and the settings. The run
+        folder's `adapt_<shots>_shots.json` stores the same.
     """
     check_metrics(metrics)
-    config, model = open_run(run, backbone=overrides.get("backbone", ""))
+    config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""), epoch=epoch)
     config = overridden(config, overrides, run)
     fabric = open_fabric(config)
     table, split = read_table(config)
@@ -120,6 +138,7 @@ def adapt(
             iterations=steps,
             lr=lr,
             beta=_boundary(config),
+            with_replacement=with_replacement,
             seed=seed,
         )
         query = np.flatnonzero(~np.isin(test, support))
@@ -138,6 +157,10 @@ def adapt(
         "iterations": steps,
         "lr": lr,
         "looks": looks,
+        "epoch": epoch,
+        "with_replacement": with_replacement,
+        "head": config.head,
+        "tuned_weights": equal_weights(model.head),
         "seed": seed,
         "split": config.split,
         "summary": {key: t_interval([line[key] for line in numbers]) for key in numbers[0]},
@@ -195,6 +218,13 @@ def last_layers(head: nn.Module) -> list[str]:
     return linear[-branches:]
 
 
+def equal_weights(head: nn.Module) -> tuple[float, ...] | None:
+    """Return equal weights for the branches of a head with test-time weights, else None."""
+    if "weights" not in getattr(head, "test_time", ()):
+        return None
+    return (1.0,) * len(head.dims)  # type: ignore[arg-type]
+
+
 def tune(
     head: nn.Module,
     layers: Sequence[str],
@@ -205,33 +235,45 @@ def tune(
     lr: float = 1e-4,
     batch_size: int = 112,
     beta: float = 1.2,
+    with_replacement: bool = True,
     seed: int = 0,
 ) -> nn.Module:
-    """A copy of a head whose last layers have learnt from the summaries of some pictures.
+    """Tune the last layers of a copy of a head on the global tokens of some images.
+
+    The copy has equal branch weights while it is tuned, and the head's own afterwards.
 
     Args:
-        head: stays as it is.
-        layers: names of the layers that learn; all else is frozen.
-        views: L looks at each of S support pictures.
-        labels: (S,) their classes, counted from zero.
-        iterations: steps.
-        lr: of Adam, without weight decay.
-        batch_size: pictures a step, two of each class.
-        beta: boundary of the margin loss; not learnt.
-        seed: of batches, looks and triplets.
+        head: Head of the run. It does not change.
+        layers: Names of the tuned layers. All other parameters are frozen.
+        views: Global tokens of L random crops of each of S support images.
+        labels: Classes of the support images from 0 on, of shape (S,).
+        iterations: Number of steps.
+        lr: Learning rate of Adam, without weight decay.
+        batch_size: Number of images per step, two per class.
+        beta: Fixed boundary of the margin loss.
+        with_replacement: Whether batches draw classes and images with replacement.
+        seed: Random seed of batches, crops and triplets.
+
+    Returns:
+        The tuned copy.
     """
-    tuned = copy.deepcopy(head).eval().requires_grad_(False)
+    tuned: Any = copy.deepcopy(head).eval().requires_grad_(False)
+    equal = equal_weights(head)
+    own = tuned.weights if equal else None
+    if equal:
+        tuned.weights = equal
     learning = [parameter for name in layers for parameter in tuned.get_submodule(name).requires_grad_(True).parameters()]
     optimizer = torch.optim.Adam(learning, lr=lr)
-    loss = create("losses", f"margin(beta={beta}, learn_beta=False)", miner="distance_weighted").to(views.device)
+    loss = create("losses", f"margin(beta={beta}, learn_beta=False, or_count=True)", miner="distance_weighted").to(views.device)
     seed_dice(loss, seed)
-    sampler = create("samplers", "samples_per_class(n=2)", labels=labels, batch_size=batch_size, seed=seed)
+    text = f"samples_per_class(n=2, with_replacement={with_replacement})"
+    sampler = create("samplers", text, labels=labels, batch_size=batch_size, seed=seed)
     rows = []
-    for step in range(iterations):  # all batches beforehand: the loop waits for nothing
+    for step in range(iterations):  # all batches first, so that the loop does not synchronize with the GPU
         sampler.epoch = step // len(sampler)
         rows.append(sampler.batch(step % len(sampler)))
     batches = np.stack(rows)
-    which = np.random.default_rng((seed, 1)).integers(views.shape[0], size=batches.shape)
+    which = _draw_crops(batches, len(views), seed)
     classes, plan = _index(labels[batches], views.device), _index(which * views.shape[1] + batches, views.device)
     flat = views.flatten(0, 1)
     for step in range(iterations):
@@ -239,7 +281,20 @@ def tune(
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
+    if equal:
+        tuned.weights = own
     return tuned.requires_grad_(False)
+
+
+def _draw_crops(batches: np.ndarray, crops: int, seed: int) -> np.ndarray:
+    """Draw a crop of each image of each batch. Two equal images of a pair get different crops."""
+    rng = np.random.default_rng((seed, 1))
+    which = rng.integers(crops, size=batches.shape)
+    if crops > 1:
+        first, second = which[:, ::2], which[:, 1::2]
+        other = (first + rng.integers(1, crops, size=first.shape)) % crops
+        which[:, 1::2] = np.where(batches[:, ::2] == batches[:, 1::2], other, second)
+    return which
 
 
 def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:

@@ -255,16 +255,19 @@ def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tenso
 def colour(
     images: Float[Tensor, "B 3 S S"], plan: Float[Tensor, "16 B"], mean: Tensor, std: Tensor, recipe: Recipe
 ) -> Float[Tensor, "B 3 S S"]:
-    """Jitter, grey and normalise a batch of values from 0 to 255, on its device; float32."""
+    """Convert a batch of values from 0 to 255 to grayscale where drawn, jitter its colors and normalize it, in float32.
+
+    Grayscale comes before the jitter, as in the code of Roth et al. 2020.
+    """
     images = images.float() / 255
     gray, brightness, contrast, saturation, hue = plan[11:, :, None, None, None]
+    if recipe.grayscale:
+        images = torch.where(gray > 0, _gray(images), images)
     if recipe.jitter:
         images = (images * brightness).clamp(0, 1)
         images = _blend(images, _gray(images).mean((2, 3), keepdim=True), contrast)
         images = _blend(images, _gray(images), saturation)
         images = _turn_hue(images, hue)
-    if recipe.grayscale:
-        images = torch.where(gray > 0, _gray(images), images)
     images = (images - mean) / std
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images  # as convolutions want them there
 

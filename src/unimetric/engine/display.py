@@ -1,24 +1,99 @@
-"""What a person sees while a run works: a bar on a terminal, plain lines elsewhere, nothing on other ranks."""
+"""Progress output: a bar on a terminal, plain lines elsewhere, nothing on other ranks."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+#: Seconds between two progress lines if the output is not a terminal.
+EVERY = 30.0
 
-class Display:
-    """A bar with loss, pictures a second, recall and time left.
+
+class ProgressLines:
+    """Plain progress lines on stderr, at most one every `EVERY` seconds.
+
+    A task that ends within that time prints nothing.
+    """
+
+    def __init__(self) -> None:
+        self.printed = time.monotonic()
+        self.begun: dict[str, tuple[float, int]] = {}
+        self.last: dict[str, int] = {}
+
+    @property
+    def due(self) -> bool:
+        """Whether the next `step` prints a line."""
+        return time.monotonic() - self.printed >= EVERY
+
+    def step(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Record the progress of a task, and print it if a line is due.
+
+        Args:
+            name: Name of the task.
+            done: Number of finished items.
+            total: Number of all items.
+            note: Text at the end of the line.
+        """
+        now = time.monotonic()
+        if done < self.last.get(name, 0):  # the same task starts again
+            del self.begun[name]
+        self.last[name] = done
+        start, first = self.begun.setdefault(name, (now, done))
+        if done >= total:
+            del self.begun[name], self.last[name]
+        elif self.due:
+            self.printed = now
+            print(describe_progress(name, done, total, done - first, now - start, note), file=sys.stderr, flush=True)
+
+
+def describe_progress(name: str, done: int, total: int, steps: int, seconds: float, note: str = "") -> str:
+    """Format a progress line: items done, speed and time left.
 
     Args:
-        quiet: show nothing (other ranks, tests).
+        name: Name of the task.
+        done: Number of finished items.
+        total: Number of all items.
+        steps: Number of items finished in `seconds`. The line has no speed if it is 0.
+        seconds: Time of these items in seconds.
+        note: Text at the end of the line.
+
+    >>> describe_progress("packing", 1200, 11788, 1000, 30.0)
+    'packing 1,200/11,788  33.3 per second  5 min left'
+    >>> describe_progress("adapting", 1, 10, 0, 0.0)
+    'adapting 1/10'
+    """
+    words = [f"{name} {done:,}/{total:,}"]
+    if steps and seconds:
+        rate, unit = steps / seconds, "second"
+        if rate < 0.1:
+            rate, unit = rate * 3600, "hour"
+        words += [f"{rate:,.1f} per {unit}", f"{_duration((total - done) * seconds / steps)} left"]
+    return "  ".join(words + [note] * bool(note))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+class Display:
+    """A progress bar on a terminal; elsewhere a plain line on stderr about every 30 seconds.
+
+    Args:
+        quiet: Whether to print nothing, as on other ranks.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
+        self.lines = None if self.live or quiet else ProgressLines()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -39,7 +114,16 @@ class Display:
         self.bar.stop()
 
     def step(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Move a bar, or make it."""
+        """Update the bar of a task, or print a line if one is due.
+
+        Args:
+            name: Name of the task.
+            done: Number of finished items.
+            total: Number of all items.
+            note: Text next to the bar.
+        """
+        if self.lines is not None:
+            self.lines.step(name, done, total, note)
         if not self.live:
             return
         if name not in self.tasks:
@@ -49,7 +133,13 @@ class Display:
             self.bar.remove_task(self.tasks.pop(name))  # type: ignore[arg-type]
 
     def due(self, seconds: float = 1.0) -> bool:
-        """Whether it is time to show numbers again; reading them makes the device wait, so not every step."""
+        """Return whether to show new values. Reading them synchronizes with the GPU, so not at every step.
+
+        Args:
+            seconds: Time between two updates of a bar. Plain lines have their own.
+        """
+        if self.lines is not None:
+            return self.lines.due
         now = time.monotonic()
         if not self.live or now - self.told < seconds:
             return False
@@ -57,5 +147,5 @@ class Display:
         return True
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(text, soft_wrap=True, markup=False)

@@ -11,6 +11,7 @@ import torch
 
 from unimetric.config import RunConfig
 from unimetric.engine.evaluate import check_metrics, divided, embed_all, numbers_of, open_fabric, open_run, overridden, readable, space_of
+from unimetric.engine.model import place
 from unimetric.engine.pictures import Progress
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
@@ -26,12 +27,17 @@ def ensemble(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, float]:
-    """Measure runs together, such as one for each dataset, on all their datasets at once (PUMA, Kim et al. 2023, table 2 a).
+    """Evaluate the mean embedding of several runs on the union of their datasets.
 
-        f = 1/M sum_m f_m / |f_m|,   neighbours by <f, f'>
+        f = 1/M sum_m f_m / |f_m|,   neighbors by <f, f'>
 
-    as in the authors' code, where a picture on which the runs agree has a longer f and so is nearer to all. Every picture is embedded by
-    every run, whichever it belongs to: at test time nobody says which dataset a picture is from.
+    The inner product is that of the authors' code. An image on which the runs agree has a longer f, and so is nearer to all others. Every
+    run embeds every image, because the dataset of a test image is unknown.
+
+    The setting `geometry`, of the runs or among the overrides, replaces the inner product.
+
+    Reference:
+        Table 2 a of PUMA (Kim et al. 2023).
 
     Args:
         runs: run folders, with embeddings of one dimension.
@@ -46,13 +52,14 @@ def ensemble(
     if not metrics:
         raise UnimetricError("nothing to measure", "name metrics, such as `--metrics unified`")
     check_metrics(metrics)
-    opened = [open_run(run, backbone=overrides.get("backbone", "")) for run in runs]
+    opened = [open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", "")) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
     total, dims = None, {model.dim for _, model in opened}
     if len(dims) > 1:
         raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
     configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
+    geometry = _geometry(runs, configs)
     table: Table = create("datasets", configs[0].dataset)  # it is the same for all of them; splits may differ
     rows = _rows(runs, configs, table, part)
     pictures = table.take(rows)
@@ -67,7 +74,23 @@ def ensemble(
         found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
         total = found / len(opened) if total is None else total + found / len(opened)
     assert total is not None
-    return numbers_of(space_of(total, table, rows, geometry="cosine" if normalise else "inner"), list(metrics))
+    if geometry and normalise:
+        total = torch.nn.functional.normalize(total, dim=1, eps=1e-6)
+    geometry = geometry or ("cosine" if normalise else "inner")
+    return numbers_of(space_of(total, table, rows, geometry=geometry), list(metrics))
+
+
+def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
+    """Return the `geometry` that all runs share; their mean has no curvature, so that it cannot be the Poincaré ball."""
+    first = configs[0].geometry
+    for run, config in zip(runs, configs, strict=True):
+        if config.geometry != first:
+            raise UnimetricError(
+                f"{run}: `geometry` must be {first!r} as in {runs[0]}, got {config.geometry!r}",
+                "set one for all of them, such as `geometry=cosine`",
+            )
+    place(torch.zeros(1, 1), None, first)
+    return first
 
 
 def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> np.ndarray:

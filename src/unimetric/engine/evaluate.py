@@ -18,13 +18,13 @@ from unimetric.config import RunConfig, check_part, from_settings, load
 from unimetric.engine.checkpoint import read_arrays, read_tensors, write_arrays
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
-from unimetric.engine.model import build_model, loss_of
+from unimetric.engine.model import build_model, place, placing
 from unimetric.engine.pictures import Look, Progress, find_bad, open_pictures
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, interval, measure
 from unimetric.pack import located
 from unimetric.rerank import check_rerank, reranked
-from unimetric.spec import bind, create, find, parse
+from unimetric.spec import bind, create, find, parse, signature, text_of
 from unimetric.table import Split, Table
 
 
@@ -126,9 +126,17 @@ def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, pr
     return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
 
 
-def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None, geometry: str = "cosine") -> Space:
-    """The embeddings of some rows of a table, with labels and protocol; a loss with a geometry of its own places them in it."""
-    points, options = loss.placed(embeddings.detach()) if hasattr(loss, "placed") else (embeddings.detach(), {"geometry": geometry})
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None, geometry: str = "") -> Space:
+    """Build the space of some rows of a table, with their labels, queries and gallery.
+
+    Args:
+        embeddings: Raw embeddings of the rows, in their order.
+        table: Table of the images.
+        rows: Indices of the rows.
+        loss: Loss that may declare a geometry by `placed`; the default is the cosine.
+        geometry: Name that replaces the loss's own geometry. Empty for the loss's own.
+    """
+    points, options = place(embeddings.detach(), loss, geometry)
     return Space(
         points,
         torch.from_numpy(table.labels[rows]),
@@ -140,34 +148,84 @@ def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = 
     )
 
 
-def open_run(folder: str | Path, *, backbone: str = "") -> tuple[RunConfig, Any]:
-    """A finished or running run's settings, and its model with the weights of its best epoch.
+def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: str = "best") -> tuple[RunConfig, Any]:
+    """Read the settings of a run, finished or not, and its model with trained weights.
 
     Args:
-        folder: of the run.
-        backbone: where the frozen weights of a run with an adapter lie now, if not where they lay; others are refused.
+        folder: Run folder.
+        backbone: Spec string that locates the frozen weights of a run with an adapter, if they have
+            moved. Other weights raise an error.
+        head: Spec string with other test-time arguments of the head. Empty for the run's own.
+        epoch: `best` for the weights of the best epoch, `last` for those of the checkpoint.
+
+    Returns:
+        The settings and the model.
     """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
         raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
-    weights = folder / "model.safetensors"
-    if not weights.is_file() and (folder / "done").exists():
-        raise UnimetricError(f"{folder}: its weights are gone (no model.safetensors)", "bring them back, or train it again in a new folder")
-    if not weights.is_file():
-        raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
+    weights = _weights_file(folder, epoch)
     config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
+    config = overridden(config, {"head": head} if head else {}, folder)
     model = build_model(config)
     tensors, _ = read_tensors(weights, "bring back the file, or train the run again in a new folder")
+    if epoch == "last":
+        tensors = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
     Trained(model, place=str(weights)).load_state_dict(tensors)
     return config, model
 
 
+def _weights_file(folder: Path, epoch: str) -> Path:
+    """Return the file with the weights of the best or the last epoch."""
+    if epoch not in ("best", "last"):
+        raise UnimetricError(f"`epoch` must be one of best, last, got `{epoch}`", "use `--epoch best`")
+    weights = folder / ("checkpoint.safetensors" if epoch == "last" else "model.safetensors")
+    if weights.is_file():
+        return weights
+    if epoch == "last":
+        raise UnimetricError(f"{folder}: no weights of the last epoch (no checkpoint.safetensors)", "use `--epoch best`")
+    if (folder / "done").exists():
+        raise UnimetricError(f"{folder}: its weights are gone (no model.safetensors)", "bring them back, or train it again in a new folder")
+    raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
+
+
 def overridden(config: RunConfig, overrides: dict[str, Any], run: str | Path) -> RunConfig:
-    """The settings of a run with some of them replaced; those that its weights were trained in are refused. Errors name `run`."""
-    for key in ("head", "adapter"):
-        if overrides.get(key, getattr(config, key)) != getattr(config, key):
-            raise UnimetricError(f"{run}: was trained with `{key} = {getattr(config, key)!r}`", f"leave `{key}` out, or train another run")
+    """Replace some settings of a run.
+
+    Another adapter or head raises an error. Only the test-time arguments of the head may change.
+
+    Args:
+        config: Settings of the run.
+        overrides: Settings by name. Arguments that the head omits keep the run's values.
+        run: Run folder, for errors.
+
+    Returns:
+        The new settings.
+    """
+    if overrides.get("adapter", config.adapter) != config.adapter:
+        raise UnimetricError(f"{run}: was trained with `adapter = {config.adapter!r}`", "leave `adapter` out, or train another run")
+    if "head" in overrides:
+        overrides = overrides | {"head": _head_at_test_time(config.head, str(overrides["head"]), run)}
     return from_settings(asdict(config) | overrides, str(run))
+
+
+def _head_at_test_time(own: str, given: str, run: str | Path) -> str:
+    """Return the spec string of a run's head with its test-time arguments replaced by the given ones."""
+    if given == own:
+        return own
+    name = parse(own).name
+    free = getattr(find("heads", name), "test_time", ())
+    hint = f"change only {' and '.join(f'`{key}`' for key in free)}" if free else "leave `head` out"
+    error = UnimetricError(f"{run}: was trained with `head = {own!r}`", f"{hint}, or train another run")
+    if parse(given).name != name:
+        raise error
+    unset = object()  # marks run-provided arguments
+    (part, mine), (_, theirs) = (bind("heads", text, features=unset, seed=unset) for text in (own, given))
+    merged = {key: value for key, value in (mine | theirs).items() if value is not unset}
+    for key, value in merged.items():
+        if key not in free and value != mine.get(key, signature(part).parameters[key].default):
+            raise error
+    return text_of(name, merged)
 
 
 def evaluate(
@@ -181,17 +239,21 @@ def evaluate(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, float]:
-    """Measure a run on classes that it never saw, or a model without training.
+    """Evaluate a run on its test classes, or a model that is not fine-tuned.
 
     Args:
-        run: a run folder, or settings, whose model is then taken as it starts.
-        metrics: parts of `metrics/`; default the run's own.
-        part: `test`, `validation` or `train` rows of the split.
-        rerank: put neighbours into k-reciprocal order first.
-        level: of confidence intervals, such as 0.95; 0 for none.
-        save: an `.npz` file to keep embeddings and labels in.
-        progress: called with (done, all).
-        overrides: settings that may differ from training, such as `dataset` or `device`; any, where there was no training.
+        run: Run folder, or settings. With settings, the model has its initial weights.
+        metrics: Metric spec strings. Defaults to those of the run.
+        part: Rows of the split: `test`, `validation` or `train`.
+        rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
+        level: Level of confidence intervals, such as 0.95; 0 for none.
+        save: Path of an `.npz` file for embeddings and labels.
+        progress: Callback with (done, all).
+        overrides: Settings that may differ from training, such as `dataset`, `device`, or test-time
+            arguments of the head: `head="diva(weights=(0.5, 1.5, 1.5, 1.5))"`. With settings, any of them.
+
+    Returns:
+        Metric values by spec string.
     """
     check_metrics(metrics, level)
     if save is not None and not Path(save).name:
@@ -200,8 +262,9 @@ def evaluate(
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)
     else:
-        config, model = open_run(run, backbone=overrides.get("backbone", ""))
+        config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
         config = overridden(config, overrides, run)
+    loss = placing(config, model.dim)
     fabric = open_fabric(config)
     table, split = read_table(config)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
@@ -214,14 +277,8 @@ def evaluate(
         file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
         kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
         write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
-    space = space_of(embeddings, table, rows, loss=placing(config, embeddings.shape[1]))
+    space = space_of(embeddings, table, rows, loss=loss, geometry=config.geometry)
     return numbers_of(space, list(metrics or config.metrics), rerank=rerank, level=level)
-
-
-def placing(config: RunConfig, dim: int) -> Any:
-    """The loss of a run where it has a geometry of its own, for `space_of`; else nothing."""
-    text = loss_of(config)
-    return create("losses", text, num_classes=2, dim=dim) if hasattr(find("losses", parse(text).name), "placed") else None
 
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
@@ -251,7 +308,7 @@ def check_rows(path: str | Path, embeddings: np.ndarray) -> None:
 
 
 def evaluate_file(
-    path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0
+    path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0, geometry: str = ""
 ) -> dict[str, float]:
     """Measure embeddings made elsewhere.
 
@@ -260,6 +317,7 @@ def evaluate_file(
         metrics: parts of `metrics/`; default recall@1.
         rerank: put neighbours into k-reciprocal order first.
         level: of confidence intervals, such as 0.95; 0 for none.
+        geometry: `cosine` (default), `euclidean` or `inner`.
     """
     check_metrics(metrics, level)
     arrays = read_arrays(Path(path), "save it with numpy.savez(path, embeddings=..., labels=...), or name a run folder or a backbone")
@@ -276,5 +334,6 @@ def evaluate_file(
         raise UnimetricError(f"{path}: some `labels` are not a number", "leave out the rows that have no label")
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
     embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # of any byte order
-    space = Space(embeddings, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"))
+    points, options = place(embeddings, None, geometry)
+    space = Space(points, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"), **options)
     return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,9 @@ from unimetric.files import write_text
 
 try:
     import fcntl
+    import resource
 except ModuleNotFoundError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]
 
 
 #: What lies in a folder before its settings do: a run that was killed in that moment begins anew.
@@ -42,14 +44,33 @@ def refuse_other(config: RunConfig, folder: Path) -> None:
         raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
 
 
+def peak_memory(device: torch.device) -> float:
+    """Return the peak memory of this process in GiB.
+
+    On a GPU this is the memory that torch has reserved, without the CUDA context. On a CPU it is the resident memory.
+    """
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_reserved(device) / 2**30, 3)
+    if resource is None:
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 3)
+
+
 @contextlib.contextmanager
-def claim(config: RunConfig, folder: Path) -> Iterator[None]:
-    """Make the run folder, with the settings and what they ran on; while inside, no other process may claim it."""
+def claim(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
+    """Make the run folder and lock it for this process. At the end, add the peak memory to `environment.json`.
+
+    Args:
+        config: Settings of the run, for `config.toml`.
+        folder: Run folder.
+        device: Device of the run.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnimetricError(f"{folder}: cannot be made: {error.strerror}", "choose another --out") from None
-    environment = {
+    environment: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
@@ -62,7 +83,12 @@ def claim(config: RunConfig, folder: Path) -> Iterator[None]:
     with _alone(folder):
         write_text(folder / "config.toml", config.dump())  # first: by it the folder is known to be a run's, whenever the power goes
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
-        yield
+        try:
+            yield
+        finally:
+            environment["peak_memory_gib"] = peak_memory(device)
+            with contextlib.suppress(UnimetricError):  # on a full disk, the run's own error is the one to report
+                write_text(folder / "environment.json", json.dumps(environment, indent=1))
 
 
 @contextlib.contextmanager
@@ -112,12 +138,38 @@ def read_done(folder: Path) -> dict[str, Any]:
 
 
 def described(line: dict[str, Any], epochs: int) -> str:
-    """A line of the log, for people."""
+    """Format a line of `metrics.jsonl` for the terminal."""
     words = [f"epoch {line['epoch']:>3}/{epochs}"]
     if "loss" in line:
         words += [f"loss {line['loss']:.4f}", f"{line['pictures_per_second']:,.0f} pictures/s"]
-    words += [f"{key} {value:.4f}" for key, value in line.items() if "/" in key and not key.startswith("term/")]
+    if "peak_memory_gib" in line:
+        words.append(f"{line['peak_memory_gib']:.1f} GiB")
+    words += [f"{key} {value:.4f}" for key, value in main_metrics(line).items()]
     return "  ".join(words)
+
+
+def main_metrics(line: dict[str, Any]) -> dict[str, float]:
+    """Return the metric values `PART/METRIC` of a line, without loss terms and head variants."""
+    return {key: value for key, value in line.items() if key.startswith(("validation/", "test/"))}
+
+
+def variant_lines(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metric values of each head variant of a line.
+
+    Args:
+        line: Line of `metrics.jsonl`. It stores variants as `PART NAME/METRIC`, such as
+            `test weights=1,1,1,1/recall(k=1)`.
+
+    Returns:
+        For each variant, its `epoch` and its values by `PART/METRIC`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in line.items():
+        space, slash, metric = key.partition("/")
+        part, blank, name = space.partition(" ")
+        if slash and blank and part in ("validation", "test"):
+            found.setdefault(name, {"epoch": line["epoch"]})[f"{part}/{metric}"] = value
+    return found
 
 
 def open_logger(config: RunConfig, folder: Path) -> Any:

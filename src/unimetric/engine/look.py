@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from unimetric.engine.checkpoint import write_arrays
-from unimetric.engine.evaluate import embed_all, open_fabric, open_run, placing, read_table, space_of
+from unimetric.engine.evaluate import embed_all, open_fabric, open_run, read_table, space_of
+from unimetric.engine.model import placing
 from unimetric.errors import UnimetricError
 from unimetric.pack import decode
 from unimetric.splits.ood import distances, place_of
@@ -42,7 +43,7 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
     chosen = np.sort(rng.permutation(asks)[:queries])
     others = rng.permutation(len(rows))[:points]
     some = replace(test, query=np.isin(np.arange(len(rows)), chosen))
-    space = space_of(embeddings, some, np.arange(len(rows)), loss=placing(config, embeddings.shape[1]))  # in the run's own geometry
+    space = space_of(embeddings, some, np.arange(len(rows)), loss=placing(config, model.dim), geometry=config.geometry)
     order = space.neighbours(min(neighbours, len(answers) - 1)).cpu().numpy()
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]

@@ -71,6 +71,48 @@ def loss_of(config: RunConfig) -> str:
     return bind("objectives", config.objective, **OFFERED | {"loss": config.loss})[1].get("loss", config.loss)
 
 
+def place(embeddings: Float[Tensor, "N D"], loss: Any, geometry: str) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+    """Return the points to search for neighbors, and the options of the `Space` they are in.
+
+    Args:
+        embeddings: Raw embeddings.
+        loss: Loss that declares its geometry by `placed`. Any other loss, or None, means the cosine.
+        geometry: Name that replaces the loss's own geometry. Empty for the loss's own.
+
+    Returns:
+        The points, and keyword arguments of `Space`.
+
+    Raises:
+        UnimetricError: `geometry` is "poincare", but the loss has no curvature.
+    """
+    points, options = loss.placed(embeddings) if hasattr(loss, "placed") else (embeddings, {"geometry": "cosine"})
+    if geometry in ("", options["geometry"]):
+        return points, options
+    if geometry == "poincare":
+        raise UnimetricError(
+            '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
+        )
+    return embeddings, {"geometry": geometry}
+
+
+def placing(config: RunConfig, dim: int) -> Any:
+    """Return the run's loss if it declares a geometry, else None.
+
+    Args:
+        config: Settings of the run.
+        dim: Embedding dimension.
+
+    Raises:
+        UnimetricError: The loss does not support the `geometry` of the settings.
+    """
+    text = loss_of(config)
+    declares = hasattr(find("losses", parse(text).name), "placed")
+    with torch.random.fork_rng(devices=[]):  # Proxies of a third-party loss must not change the numbers that training draws.
+        loss = create("losses", text, num_classes=2, dim=dim) if declares else None
+    place(torch.zeros(1, dim), loss, config.geometry)
+    return loss
+
+
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:
     """What the run minimises; it meets the model before either is moved to the device."""
     name = parse(loss_of(config)).name
@@ -114,10 +156,10 @@ def refuse_other_sizes(config: RunConfig, model: Model, *, num_classes: int) -> 
 
 
 def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> torch.optim.Optimizer:
-    """One optimiser with a group for the backbone, the head, and the parts of the objective that have parameters and the same options.
+    """Build the optimizer, with groups for the backbone, the head and the modules of the objective.
 
-    A part of the objective that says `lr` learns at that rate, and one that says `group` with those options; none of them decays (Roth
-    et al. 2020: proxies and boundaries are no weights of the network). What says `own_step` is left to the objective.
+    A module of the objective may set its learning rate by `lr`, and other options by `group`. Its weight decay is 0 unless `group` sets
+    it, as in Roth et al. 2020. Modules with the same options share a group. Modules with `own_step` are left to the objective.
     """
     part, arguments = bind("optimizers", config.optimizer)
     lr = arguments.get("lr", signature(part).parameters["lr"].default)
@@ -160,5 +202,6 @@ def check_fit(config: RunConfig, place: str) -> None:
         build_objective(config, model, num_classes=config.batch_size)
         create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
         create("transforms", config.transform)
+        placing(config, model.dim)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {error.message}", error.hint) from None

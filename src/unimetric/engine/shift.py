@@ -46,7 +46,8 @@ def shift_report(
         dataset: the pictures that the features of an `.npz` file are of.
         metrics: what is compared; runs must have measured it.
         structure: metrics of the training embeddings, such as `spectral_decay`, to set against the first metric (sec. 4.3).
-        overrides: settings for measuring the structure, such as `device`.
+        overrides: settings for measuring the structure, such as `device`. `geometry` also acts on the features of an `.npz` file; scores
+            of runs are those that were measured in training.
 
     Returns:
         `methods`: by name their splits, distances, scores and AGS, and the change against the mean on splits that all of them have;
@@ -85,7 +86,9 @@ def shift_report(
         far |= {number: distance for number, distance in distances(splits).items() if not number.startswith("key ")}
         table: Table = create("datasets", dataset)
         for path in features:
-            points[str(path) if path.stem in points else path.stem] = _without_training(path, table, splits, list(metrics))
+            points[str(path) if path.stem in points else path.stem] = _without_training(
+                path, table, splits, list(metrics), geometry=overrides.get("geometry", "")
+            )
     return _report(points, far, list(metrics), list(structure))
 
 
@@ -132,7 +135,7 @@ def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:
     return {metric: line[f"test/{metric}"] for metric in metrics}
 
 
-def _without_training(path: Path, table: Table, splits: str, metrics: list[str]) -> dict[str, list[dict[str, float]]]:
+def _without_training(path: Path, table: Table, splits: str, metrics: list[str], *, geometry: str) -> dict[str, list[dict[str, float]]]:
     features = torch.from_numpy(read_features(path, table))
     known = distances(splits)
     ours = any(number.startswith("key ") for number in known)
@@ -140,7 +143,7 @@ def _without_training(path: Path, table: Table, splits: str, metrics: list[str])
     for number in (number for number in known if not number.startswith("key ")):
         part, arguments = bind("splits", f"{'ood' if ours else 'published'}(path={splits!r}, split={number})", seed=0)
         rows = part(table, **(arguments if ours else arguments | {"on_missing": "skip"})).test
-        numbers = measure(space_of(features[torch.from_numpy(rows)], table, rows), metrics)
+        numbers = measure(space_of(features[torch.from_numpy(rows)], table, rows, geometry=geometry), metrics)
         if several := [text for text in metrics if text not in numbers]:
             raise UnimetricError(f"`--metrics {several[0]}` gives several numbers", "name metrics that give one, such as `recall(k=1)`")
         found[number] = [numbers]

@@ -16,7 +16,7 @@ from unimetric.engine.display import Display
 from unimetric.engine.evaluate import embed, read_table, readable, space_of
 from unimetric.engine.fabric import Fabric
 from unimetric.engine.frozen import Trained
-from unimetric.engine.model import Model, build_model, build_objective, build_optimizer, refuse_other_sizes
+from unimetric.engine.model import Model, build_model, build_objective, build_optimizer, placing, refuse_other_sizes
 from unimetric.engine.pictures import Look, Resident, Streamed, open_pictures
 from unimetric.geometry import seed_dice
 from unimetric.metrics import measure
@@ -84,6 +84,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     labels = np.unique(table.labels[split.train], return_inverse=True)[1]
     bare = build_model(config)
     refuse_other_sizes(config, bare, num_classes=int(labels.max()) + 1)
+    placing(config, bare.dim)  # rejects a geometry that the loss does not support
     objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
@@ -164,11 +165,23 @@ def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, d
 
 
 def measured(stage: Stage, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
-    """Every metric on the validation classes, if there are any, and on the test classes."""
+    """Compute every metric on the validation classes, if there are any, and on the test classes.
+
+    Returns:
+        Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
+    """
     found: dict[str, float] = {}
-    loss = next((part for part in stage.objective.modules() if hasattr(part, "placed")), None)  # in whichever branch
+    own = placing(config, stage.bare.dim)
+    loss = next((part for part in stage.objective.modules() if type(part) is type(own)), own)  # the trained one
     for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
         if len(rows):
-            space = space_of(look_at(stage, rows, config, fabric, display), stage.table, rows, loss=loss)
-            found |= {f"{part}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
+            embeddings = look_at(stage, rows, config, fabric, display)
+            for name, points in {part: embeddings, **_variants(stage.bare.head, embeddings, part)}.items():
+                space = space_of(points, stage.table, rows, loss=loss, geometry=config.geometry)
+                found |= {f"{name}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
     return found
+
+
+def _variants(head: Any, embeddings: Tensor, part: str) -> dict[str, Tensor]:
+    make = getattr(head, "variants", None)  # optional in a head
+    return {f"{part} {name}": points for name, points in make(embeddings).items()} if make else {}

@@ -18,7 +18,7 @@ from unimetric.engine.checkpoint import restore, save, write_tensors
 from unimetric.engine.display import Display
 from unimetric.engine.distributed import gathered
 from unimetric.engine.evaluate import open_fabric
-from unimetric.engine.log import Log, claim, described, finite, open_logger, read_done, refuse_other
+from unimetric.engine.log import Log, claim, described, finite, open_logger, peak_memory, read_done, refuse_other, variant_lines
 from unimetric.engine.pictures import Look
 from unimetric.engine.signals import Signals
 from unimetric.engine.stage import counted, look_at, measured, set_stage
@@ -29,16 +29,18 @@ from unimetric.samplers import occurrence, share
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
-    """Train a model, or go on with one that was interrupted.
+    """Train a model, or resume an interrupted run.
 
     Args:
-        config: what to do; see `unimetric.load`.
-        folder: where the run lives: `config.toml`, `metrics.jsonl`, `checkpoint.safetensors` (to go on from), `model.safetensors` (the
-            best epoch), `environment.json`, and `done` when it is finished.
-        quiet: show nothing.
+        config: Settings of the run; see `unimetric.load`.
+        folder: Run folder. It stores `config.toml`, `metrics.jsonl`, `checkpoint.safetensors` (to resume
+            from), `model.safetensors` (the best epoch), `environment.json`, and `done` when the run is
+            finished.
+        quiet: Whether all output is suppressed.
 
     Returns:
-        the line of `metrics.jsonl` that belongs to the best epoch.
+        The line of `metrics.jsonl` of the best epoch. If the head has variants, such as the weightings of
+        `diva`, `variants` holds the best epoch of each and its metric values.
     """
     folder = Path(folder)
     refuse_other(config, folder)
@@ -55,7 +57,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         stage = set_stage(config, fabric, display)
         model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
         if chief:
-            held.enter_context(claim(config, folder))
+            held.enter_context(claim(config, folder, device=fabric.device))
             write_text(folder / "skipped.txt", "".join(f"{path}: {reason}\n" for path, reason in stage.skipped))
         for path, reason in stage.skipped:
             display.line(f"skipped {path}: {reason}")
@@ -93,6 +95,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         chosen_on = "validation" if len(stage.split.validation) else "test"
         # Written down for the report, which cannot ask the metrics: it imports none.
         lower = {"lower_is_better": texts} if (texts := [text for text in config.metrics if better(text) == "lower"]) else {}
+        variants = progress.setdefault("variants", {})  # checkpoints of earlier versions have none
         learning = [parameter for parameter in stage.bare.backbone.parameters() if parameter.requires_grad]
         for epoch in range(progress["epoch"], config.epochs):
             first, sampler.epoch = progress["step"], epoch
@@ -167,16 +170,21 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 "lr": optimizer.param_groups[0]["lr"],
                 "seconds": round(seconds, 3),
                 "pictures_per_second": round((steps - first) * config.batch_size / seconds, 1),
+                "peak_memory_gib": peak_memory(fabric.device),
             }
             last = epoch + 1 == config.epochs
             if last or (config.evaluate_every and (epoch + 1) % config.evaluate_every == 0):
-                line |= measured(stage, config, fabric, display)
-                value = score(config.metrics[: config.chosen_by], line, chosen_on)
+                line |= measured(stage, config, fabric, display) | {"peak_memory_gib": peak_memory(fabric.device)}
+                choosing = config.metrics[: config.chosen_by]
+                value = score(choosing, line, chosen_on)
                 if progress["best"] is None or value > progress["best"]["value"]:
                     progress["best"] = {"value": value, "line": line | {"chosen_on": chosen_on} | lower}
                     if chief:
                         notes = {"metrics": line} | ({"backbone": config.backbone} if config.adapter else {})
                         write_tensors(folder / "model.safetensors", stage.trained.state_dict(), notes)
+                for name, own in variant_lines(line).items():
+                    if name not in variants or score(choosing, own, chosen_on) > score(choosing, variants[name], chosen_on):
+                        variants[name] = own
             log.write(line)
             display.line(described(line, config.epochs))
             progress["step"], progress["loss"] = 0, 0.0
@@ -187,6 +195,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to go on")
         for logger in fabric.loggers:
             logger.finalize("success")
+        result = progress["best"]["line"] | ({"variants": variants} if variants else {})
         if chief:
-            write_text(folder / "done", json.dumps(progress["best"]["line"]))
-        return progress["best"]["line"]
+            write_text(folder / "done", json.dumps(result))
+        return result

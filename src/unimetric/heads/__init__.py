@@ -1,1 +1,4 @@
-"""One file a head: `head(tokens (B, 1 + N, C)) -> raw embedding (B, D)`; it says its `dim`. The first token is the picture's summary."""
+"""One file per head: `head(tokens (B, 1 + N, C)) -> raw embedding (B, D)`, with the attribute `dim` = D.
+
+The first token is the global token of the image; the others are the spatial positions of the backbone's last stage.
+"""

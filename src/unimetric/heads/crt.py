@@ -11,40 +11,65 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
 from unimetric.errors import UnimetricError
+from unimetric.heads._common import POOLS, check_choice, init_kaiming, pool_tokens
+
+_INITS = ("torch", "kaiming", "orthogonal", "linear")
 
 
 class CRT(nn.Module):
-    """Coded residual transform for generalizable deep metric learning (Kan et al., NeurIPS 2022): (B, 1 + N, C) -> (B, D).
+    """Coded residual transform with two branches.
 
         a_kj = log(1 + exp(x_j . c_k));   r_k = sum_j a_kj (x_j - c_k);   f = 1/K sum_k Gamma_k(r_k)
 
-    over the positions x_j of the backbone's last stage (its summary is not used), with K prototypes c_k of L numbers and a network
-    Gamma_k = Linear(L, 1024), GELU, Linear(1024, 128) for each. Two branches come of it: 128 numbers, which retrieval uses, and 1024.
+    x_j are the N spatial positions of the backbone's last stage, without the global token. c_k are K
+    prototypes with L channels, and Gamma_k = Linear(L, 1024), GELU, Linear(1024, 128) is a separate
+    network per prototype. The branches have 128 dimensions, for retrieval, and 1024.
 
-    The sum is taken apart, r_k = sum_j a_kj x_j - (sum_j a_kj) c_k, so that no (B, K, N, L) tensor of residuals is ever made, and the K
-    networks are batched matrix products. The mean of K biases is one bias.
+    The sum is computed as r_k = sum_j a_kj x_j - (sum_j a_kj) c_k, without a (B, K, N, L) tensor of
+    residuals. The K networks are batched matrix products, and the mean of their K biases is one bias.
 
-    The paper contradicts itself about the branches, and there is no public code. By default both share all weights, as in its experiments:
-    the mean over k of the hidden layers is the second branch, taken before their GELU. After it (`activated=True`) the mean of 64 positive
-    layers starts out nearly the same for every picture, and the consistency pulls the first branch into that point. `shared=False` is its
-    section 3.3: two transforms of their own, with 49 prototypes for the first branch and 64 for the second.
+    The K x L x 1024 weights of the first layers are 34 million for L = 512 and 134 million for the 2048
+    channels of a ResNet-50. `reduce=512` inserts one linear layer before the prototypes.
 
-    Mind the size: K x L x 1024 weights are 34 million for L = 512 and 134 million for the 2048 channels of a ResNet-50, most of what the
-    optimiser has to carry. `reduce=512` puts one linear layer before the prototypes.
+    Differs from the paper:
+        The paper contradicts itself about the branches, and there is no public code. By default both
+        branches share all weights, as in its experiments. The second branch is the mean over k of the
+        hidden layers before their GELU. After the GELU (`activated=True`), the mean of 64 positive
+        layers is initially almost equal for all images, and the consistency loss pulls the first branch
+        to that point. `shared=False` is section 3.3: separate transforms with 49 and 64 prototypes.
+
+        The paper does not state an initialization. The first author's framework (`kanshichao/CBML`)
+        starts its head with `kaiming_normal_(mode="fan_out")` and zero bias, which is `init="kaiming"`.
+        Applied to the K x L matrix of prototypes, it gives a standard deviation of sqrt(2 / K). For
+        K = 64 and L = 2048 this is 14 times the default, and the codes of an image differ more.
+
+    Reference:
+        Coded residual transform for generalizable deep metric learning (Kan et al., NeurIPS 2022).
 
     Args:
-        dim: numbers of the first branch, the embedding.
-        hidden: numbers of the hidden layer and of the second branch.
-        prototypes: how many prototypes; those of the second branch where the branches share nothing.
-        low_prototypes: how many the first branch has where the branches share nothing.
-        shared: one set of prototypes and networks for both branches.
-        activated: where they share, take the second branch after the GELU.
-        reduce: channels after a linear layer before the prototypes; 0 for none, as in the paper.
-        separate: a network Gamma_k for each prototype; false for one that all of them share: the ablation of table 7.
-        normalise_positions: divide r_k by N, so that it does not grow with the picture; not in the paper.
-        coded: false for two linear layers on the summary instead, without prototypes: the ablation of table 6.
-        init: how prototypes start: `linear`, as a linear layer's weights do, or `orthogonal`, as unlike each other as can be.
-        features: channels of the backbone; a run gives it.
+        dim: Dimension of the first branch, the embedding.
+        hidden: Dimension of the hidden layer and of the second branch.
+        prototypes: Number of prototypes. With `shared=False`, the number in the second branch.
+        low_prototypes: Number of prototypes in the first branch with `shared=False`.
+        shared: Whether both branches share prototypes and networks.
+        activated: Whether the second branch is computed after the GELU. Only with `shared=True`.
+        reduce: Number of channels after a linear layer before the prototypes; 0 for no such layer, as in the paper.
+        separate: Whether each prototype has a separate network Gamma_k. False is the ablation of table 7.
+        normalise_positions: Whether to divide r_k by N, so that it does not grow with the image size. Not in the paper.
+        coded: Whether to use prototypes. False is the ablation of table 6: two linear layers on a pooled vector.
+        init: Initial distribution: `torch` for the range of `nn.Linear`, `kaiming` for
+            `kaiming_normal_(mode="fan_out")` with zero biases, `orthogonal` for orthogonal prototypes and
+            `torch` otherwise. `linear` is an older name of `torch`.
+        prototype_std: Standard deviation of normally distributed initial prototypes, above 0. If None,
+            `init` sets their distribution.
+        residual: Whether to subtract the prototypes. If not, r_k = sum_j a_kj x_j.
+        pool: Input of the linear layers with `coded=False`: `summary` for the global token, `mean` or
+            `max` over the spatial positions. The global token is the class token of a transformer, and
+            the mean over the positions for a backbone without one (ResNet, MiT).
+        features: Number of backbone channels. Provided by the run.
+
+    Shape:
+        tokens (B, 1 + N, C) -> (B, D)
     """
 
     def __init__(
@@ -60,43 +85,45 @@ class CRT(nn.Module):
         separate: bool = True,
         normalise_positions: bool = False,
         coded: bool = True,
-        init: str = "linear",
+        init: str = "torch",
+        prototype_std: float | None = None,
+        residual: bool = True,
+        pool: str = "summary",
         features: int,
     ) -> None:
         super().__init__()
-        if init not in ("linear", "orthogonal"):
-            raise UnimetricError(f"`init` of the head `crt` cannot be {init!r}", "choose from: linear, orthogonal")
-        if min(prototypes, low_prototypes) < 1:
-            raise UnimetricError("the head `crt` needs at least one prototype", "write `crt(prototypes=64)`, as the paper has it")
+        _check(prototypes, low_prototypes, init, prototype_std, coded, pool)
         self.dim, self.dims, self.shared, self.coded = dim, (dim, hidden), shared, coded
-        self.activated, self.normalise_positions = activated, normalise_positions
+        self.activated, self.normalise_positions, self.pool = activated, normalise_positions, pool
         self.low: nn.Module
         self.high: nn.Module
         if not coded:
-            self.low, self.high = nn.Linear(features, dim), nn.Linear(features, hidden)
+            self.low, self.high = _linear(features, dim, init), _linear(features, hidden, init)
             return
         channels = reduce or features
-        self.reduce = nn.Linear(features, reduce) if reduce else nn.Identity()
-        self.coder = _Coder(prototypes if shared else low_prototypes, channels, hidden, init, separate)
-        self.low = _Layers(self.coder.networks, hidden, dim)
+        self.reduce = _linear(features, reduce, init) if reduce else nn.Identity()
+        options: dict[str, Any] = {"init": init, "std": prototype_std, "separate": separate, "residual": residual}
+        self.coder = _Coder(prototypes if shared else low_prototypes, channels, hidden, **options)
+        self.low = _Layers(self.coder.networks, hidden, dim, init=init)
         if not shared:
-            self.high_coder = _Coder(prototypes, channels, hidden, init, separate)
-            self.high = _Layers(self.high_coder.networks, hidden, hidden)
+            self.high_coder = _Coder(prototypes, channels, hidden, **options)
+            self.high = _Layers(self.high_coder.networks, hidden, hidden, init=init)
 
     @property
     def prototype_sets(self) -> tuple[Float[Tensor, "K L"], ...]:
-        """Every distinct set of prototypes."""
+        """Return every distinct set of prototypes."""
         return tuple(coder.prototypes for coder in self._coders())
 
     def maps(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B K N"]:
-        """The weight a_kj of every prototype at every position, the sets one after another: what each prototype looks at."""
+        """Return the weight a_kj of every prototype at every position, with all sets concatenated."""
         positions = self._positions(tokens)
         return torch.cat([coder.weights(positions) for coder in self._coders()], -1).transpose(1, 2)
 
     def branches(self, tokens: Float[Tensor, "B N C"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B H"]]:
-        """What retrieval uses, and its companion in training."""
+        """Return the embedding and the second branch, which is used only in training."""
         if not self.coded:
-            return self.low(tokens[:, 0]), self.high(tokens[:, 0])
+            pooled = pool_tokens(tokens, self.pool)
+            return self.low(pooled), self.high(pooled)
         positions = self._positions(tokens)
         scale = 1 / positions.shape[1] if self.normalise_positions else 1.0
         hidden = self.coder(positions, scale)
@@ -106,7 +133,7 @@ class CRT(nn.Module):
         return self.low(coded), self.high(gelu(self.high_coder(positions, scale)))
 
     def join(self, branches: tuple[Tensor, ...]) -> Float[Tensor, "B D"]:
-        """The embedding is the first branch."""
+        """Return the first branch, which is the embedding."""
         return branches[0]
 
     def forward(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B D"]:
@@ -119,41 +146,81 @@ class CRT(nn.Module):
 
     def _positions(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B N L"]:
         if tokens.shape[1] < 2:
-            raise UnimetricError("the head `crt` codes positions, but this backbone gives its summary alone", 'write `head = "linear"`')
+            raise UnimetricError(
+                "the head `crt` requires spatial positions, but the backbone returns only a global token", 'use `head = "linear"`'
+            )
         return self.reduce(tokens[:, 1:])
 
 
-class _Coder(nn.Module):
-    """Prototypes, the residuals from them, and the first layer of each one's network, before its GELU: (B, N, L) -> (K, B, H)."""
+def _check(prototypes: int, low_prototypes: int, init: str, std: float | None, coded: bool, pool: str) -> None:
+    """Raise an error for argument values that the head does not support."""
+    check_choice("crt", "init", init, _INITS)
+    check_choice("crt", "pool", pool, POOLS)
+    for name, count in (("prototypes", prototypes), ("low_prototypes", low_prototypes)):
+        if count < 1:
+            raise UnimetricError(f"crt: `{name}` must be at least 1, got {count}", "use `prototypes=64`, as in the paper")
+    if std is not None and std <= 0:
+        raise UnimetricError(f"crt: `prototype_std` must be above 0, got {std}", "use `prototype_std=0.18`, or drop it")
+    if std is not None and init == "orthogonal":
+        raise UnimetricError("crt: `prototype_std` requires an `init` other than `orthogonal`", "drop `prototype_std` or `init`")
+    if coded and pool != "summary":
+        raise UnimetricError(f"crt: `pool={pool!r}` requires `coded=False`", f"use `crt(coded=False, pool={pool!r})`, or drop `pool`")
 
-    def __init__(self, count: int, channels: int, hidden: int, init: str, separate: bool) -> None:
+
+def _linear(inputs: int, outputs: int, init: str) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    if init == "kaiming":
+        init_kaiming(layer)
+    return layer
+
+
+class _Coder(nn.Module):
+    """Prototypes, the residuals from them, and the first layer of each Gamma_k before its GELU.
+
+    Shape:
+        positions (B, N, L) -> (K, B, H)
+    """
+
+    def __init__(self, count: int, channels: int, hidden: int, *, init: str, std: float | None, separate: bool, residual: bool) -> None:
         super().__init__()
-        self.networks = count if separate else 1
+        self.networks, self.residual = count if separate else 1, residual
         bound = channels**-0.5
         self.prototypes = nn.Parameter(torch.empty(count, channels).uniform_(-bound, bound))
-        if init == "orthogonal":  # of the length that a linear layer's rows have on average
+        if init == "orthogonal":  # with the mean length of the rows of a linear layer
             nn.init.orthogonal_(self.prototypes, gain=math.sqrt(1 / 3))
-        self.layers = _Layers(self.networks, channels, hidden, together=False)
+        elif std is not None:
+            nn.init.normal_(self.prototypes, std=std)
+        elif init == "kaiming":  # the fan-out of a layer from L channels to K weights is K
+            nn.init.kaiming_normal_(self.prototypes, mode="fan_out")
+        self.layers = _Layers(self.networks, channels, hidden, together=False, init=init)
 
     def weights(self, positions: Float[Tensor, "B N L"]) -> Float[Tensor, "B N K"]:
         return softplus(positions @ self.prototypes.T)
 
     def forward(self, positions: Float[Tensor, "B N L"], scale: float) -> Float[Tensor, "K B H"]:
         weights = self.weights(positions) if scale == 1 else self.weights(positions) * scale
-        projected = weights.transpose(1, 2) @ positions  # (B, K, L)
-        residuals = torch.addcmul(projected, weights.sum(1)[..., None], self.prototypes, value=-1)
-        return self.layers(residuals.transpose(0, 1))
+        codes = weights.transpose(1, 2) @ positions  # (B, K, L)
+        if self.residual:
+            codes = torch.addcmul(codes, weights.sum(1)[..., None], self.prototypes, value=-1)
+        return self.layers(codes.transpose(0, 1))
 
 
 class _Layers(nn.Module):
-    """K linear layers side by side, or one for all, (K, B, I) -> (K, B, O); or their mean, (B, O), which has one bias."""
+    """K parallel linear layers, or one shared layer; or their mean, which has one bias.
 
-    def __init__(self, count: int, inputs: int, outputs: int, *, together: bool = True) -> None:
+    Shape:
+        (K, B, I) -> (K, B, O), or (B, O) with `together`
+    """
+
+    def __init__(self, count: int, inputs: int, outputs: int, *, together: bool = True, init: str) -> None:
         super().__init__()
         self.together = together
         bound = inputs**-0.5
         self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(outputs) if together else torch.empty(count, 1, outputs).uniform_(-bound, bound))
+        if init == "kaiming":  # `kaiming_normal_` would read the fan-out from the wrong axes
+            nn.init.normal_(self.weight, std=math.sqrt(2 / outputs))
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "K B I"]) -> Tensor:
         weight = self.weight.expand(len(x), -1, -1)

@@ -1,4 +1,4 @@
-"""No head: the backbone's own features."""
+"""No head: the features of the backbone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from torch import Tensor, nn
 
 
 class Identity(nn.Module):
-    """The summary as it is, (B, 1 + N, C) -> (B, C): the "ImageNet features" row of Roth et al. 2020, and any network without training.
+    """The backbone's global token, unchanged.
+
+    This is the "ImageNet features" row of the reference. It evaluates any pretrained network without fine-tuning.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth et al., ICML 2020).
 
     Args:
-        features: channels of the backbone; a run gives it.
+        features: Number of backbone channels. Provided by the run.
+
+    Shape:
+        tokens (B, 1 + N, C) -> (B, C)
     """
 
     def __init__(self, *, features: int) -> None:

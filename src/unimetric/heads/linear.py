@@ -6,36 +6,52 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
+from unimetric.heads._common import POOLS, check_choice, init_kaiming, pool_tokens
 
 
 class Linear(nn.Module):
-    """The embedding layer of Roth et al. 2020: (B, 1 + N, C) -> (B, D).
+    """Linear embedding layer.
 
-        g = W x + b,   x the backbone's summary, or the mean of its positions
+        g = W x + b
+
+    x is the backbone's global token, or the mean or maximum over its spatial positions.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth et al., ICML 2020).
 
     Args:
-        dim: embedding dimension.
-        pool: what stands for the picture: `summary`, the backbone's own, or `mean`, the mean of its positions. Convolutional networks have
-            no other summary; a transformer's is a token of its own, and the mean tells what its positions know without it.
-        bias: whether there is a b.
-        orthogonal: W starts with orthogonal rows and b at zero, as in Hyp (Ermolov et al., CVPR 2022); else both as torch's linear layers.
-        features: channels of the backbone; a run gives it.
+        dim: Embedding dimension D.
+        pool: Input of the layer: `summary` for the global token, `mean` or `max` over the spatial
+            positions. The global token of a convolutional network is the mean; a transformer has a
+            class token instead.
+        bias: Whether the layer has a bias.
+        orthogonal: Whether W starts with orthogonal rows and b at zero, as in Hyp (Ermolov et al.,
+            CVPR 2022). Requires `init="torch"`.
+        init: Initial distribution: `torch` for the default of `nn.Linear`, `kaiming` for
+            `kaiming_normal_(mode="fan_out")` and a zero bias. The latter is used by the framework
+            of the CRT authors (`kanshichao/CBML`).
+        features: Number of backbone channels C. Provided by the run.
+
+    Shape:
+        tokens (B, 1 + N, C) -> (B, D)
     """
 
-    def __init__(self, *, dim: int = 128, pool: str = "summary", bias: bool = True, orthogonal: bool = False, features: int) -> None:
+    def __init__(
+        self, *, dim: int = 128, pool: str = "summary", bias: bool = True, orthogonal: bool = False, init: str = "torch", features: int
+    ) -> None:
         super().__init__()
-        if pool not in ("summary", "mean"):
-            raise UnimetricError(f"`pool` of the head `linear` cannot be {pool!r}", "choose from: summary, mean")
+        check_choice("linear", "pool", pool, POOLS)
+        check_choice("linear", "init", init, ("torch", "kaiming"))
+        if orthogonal and init != "torch":
+            raise UnimetricError(f"linear: `orthogonal=True` requires `init='torch'`, got {init!r}", "drop `orthogonal` or `init`")
         self.dim, self.pool = dim, pool
         self.layer = nn.Linear(features, dim, bias=bias)
+        if init == "kaiming":
+            init_kaiming(self.layer)
         if orthogonal:
             nn.init.orthogonal_(self.layer.weight)
             if bias:
                 nn.init.zeros_(self.layer.bias)
 
     def forward(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B D"]:
-        if self.pool == "summary":
-            return self.layer(tokens[:, 0])
-        if tokens.shape[1] < 2:
-            raise UnimetricError("`pool=mean` needs positions, but this backbone gives its summary alone", 'write `head = "linear"`')
-        return self.layer(tokens[:, 1:].mean(1))
+        return self.layer(pool_tokens(tokens, self.pool))

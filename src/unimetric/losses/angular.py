@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,21 +14,32 @@ from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, matc
 
 
 class Angular(nn.Module):
-    """Deep metric learning with angular loss (Wang et al., ICCV 2017); eq. 5 of Roth et al. 2020.
+    """N-pair loss plus a bound on the angle at the negative.
 
-        mean over anchors of  log(1 + sum_n exp(g_a . g_n - g_a . g_p))  +  weight log(1 + sum_n exp(h(a, p, n)))   +   nu mean |g|
+        mean over anchors of  log(1 + sum_n exp(g_a . g_n - g_a . g_p))
+                              + weight log(1 + sum_n exp(h(a, p, n)))   +   nu mean |g|
+
         h(a, p, n) = 4 tan^2(alpha) (f_a + f_p) . f_n - 2 (1 + tan^2(alpha)) f_a . f_p
 
-    with raw embeddings g, unit embeddings f, one positive p drawn for each anchor, and every sample of another class as n. Anchors alone
-    in their class are skipped.
+    g are the raw embeddings, f the normalized ones. One positive p is drawn per anchor, and every
+    sample of another class is a negative n. Anchors without a positive are skipped. Evaluation uses
+    the Euclidean distance of raw embeddings, as the code of Roth et al. does.
 
-    Differs from the printed equation: tan^2 is of alpha alone, the last product is f_a . f_p, and both terms of h stand inside exp. The
-    exponent of the first part is clamped to [-50, 50], as in the authors' code.
+    Differs from the paper:
+        Eq. 5 of Roth et al. 2020 is misprinted. Here tan^2 applies to alpha alone, the last product
+        is f_a . f_p, and both terms of h are inside exp. The exponent of the first term is clamped
+        to [-50, 50], as in their code.
+
+    Reference:
+        Deep metric learning with angular loss (Wang et al., ICCV 2017); eq. 5 of Roth et al. 2020.
 
     Args:
-        alpha: the angle at the negative, in degrees.
-        weight: of the angular part; lambda in the paper.
-        nu: weight of the mean norm, which keeps raw embeddings from growing.
+        alpha: Upper bound of the angle at the negative, in degrees.
+        weight: Weight of the angular term; lambda in the paper.
+        nu: Weight of the mean norm, which limits the growth of raw embeddings.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -57,10 +69,14 @@ class Angular(nn.Module):
         def contrast(rivals: Float[Tensor, "B R"], own: Float[Tensor, "B"] | float) -> Float[Tensor, ""]:
             return torch.where(has_positive, softplus(log_sum_exp(rivals, pairs.negative) - own), 0).sum()
 
-        # The positive's own entries are made again from their vectors: no gradient of one entry a row.
+        # Recompute the positive's entries from the vectors. Indexing would scatter one gradient per row.
         own = (raw * references.index_select(0, positive)).sum(-1)
         n_pair = contrast((product - own[:, None]).clamp(-50, 50), 0.0)
         square = math.tan(math.radians(self.alpha)) ** 2
         near = (anchors * others.index_select(0, positive)).sum(-1)
         angular = contrast(4 * square * (similarity + partners), 2 * (1 + square) * near)
         return (n_pair + self.weight * angular) / has_positive.sum().clamp_min(1) + self.nu * lengths.mean()
+
+    def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+        """Return the raw embeddings and the geometry in which evaluation compares them."""
+        return embeddings, {"geometry": "euclidean"}

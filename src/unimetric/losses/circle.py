@@ -10,18 +10,28 @@ from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, m
 
 
 class Circle(nn.Module):
-    """Circle loss: a unified perspective of pair similarity optimization, eq. 6 (Sun et al., CVPR 2020).
+    """Softplus over all pairs of an anchor, each weighted by its distance from the optimum.
 
-        mean over anchors of  log(1 + sum_n exp(scale w_n (s_an - margin)) sum_p exp(-scale w_p (s_ap - 1 + margin)))
+        mean over anchors of
+            log(1 + sum_n exp(scale w_n (s_an - margin)) sum_p exp(-scale w_p (s_ap - 1 + margin)))
+
         w_p = [1 + margin - s_ap]_+,   w_n = [s_an + margin]_+,   both without gradient
 
-    with s the cosine similarity. Anchors without positives or without negatives are skipped. The defaults are the paper's for
-    fine-grained image retrieval; for faces it has margin 0.25 and scale 256, for persons 0.25 and 128.
+    s is the cosine similarity. Anchors without positives or without negatives are skipped. The
+    defaults are the paper's for fine-grained image retrieval. The paper uses margin 0.25 and scale
+    256 for faces, and margin 0.25 and scale 128 for persons.
+
+    Reference:
+        Circle loss: a unified perspective of pair similarity optimization (Sun et al., CVPR 2020),
+        eq. 6.
 
     Args:
-        margin: radius of the circle; m in the paper.
-        scale: gamma in the paper.
-        miner: which pairs; default `all`.
+        margin: Radius of the circle; m in the paper.
+        scale: Inverse temperature; gamma in the paper.
+        miner: Miner spec string. Defaults to `all`.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"

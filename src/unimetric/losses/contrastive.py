@@ -10,23 +10,36 @@ from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full
 
 
 class Contrastive(nn.Module):
-    """Dimensionality reduction by learning an invariant mapping (Hadsell et al., CVPR 2006); eq. 1 of Roth et al. 2020.
+    """Hinge on the distance of positive pairs and of negative pairs.
 
-        mean over positive pairs of  [d(a, p) - positive_margin]_+   +   mean over negative pairs of  [margin - d(a, n)]_+
+        mean over positive pairs of  [d(a, p) - positive_margin]_+
+        + mean over negative pairs of  [margin - d(a, n)]_+
 
-    with d the Euclidean distance of unit vectors, not squared.
+    d is the Euclidean distance between normalized embeddings, not squared. `cosine=True` is the
+    form of XBM (Wang et al., CVPR 2020), which uses all pairs and a margin of 0.5:
 
-    Differs from the printed equation: its second indicator gives the margin term to positives, and each part is a mean over the mined
-    triplets, as in the authors' code. `cosine=True` is the form of XBM (Wang et al., CVPR 2020), on all pairs with a margin of 0.5:
+        1/B  ( sum over positive pairs of  1 - s(a, p)
+               + sum over negative pairs with s(a, n) > margin of  s(a, n) )
 
-        1/B  ( sum over positive pairs of  1 - s(a, p)   +   sum over negative pairs with s(a, n) > margin of  s(a, n) )
+    Differs from the paper:
+        The second indicator in eq. 1 of Roth et al. 2020 assigns the margin term to positives. Each
+        term is a mean over the mined triplets, as in their code.
+
+    Reference:
+        Dimensionality reduction by learning an invariant mapping (Hadsell et al., CVPR 2006); eq. 1
+        of Roth et al. 2020.
 
     Args:
-        margin: distance beyond which a negative is let go; with `cosine`, the similarity below which it is.
-        positive_margin: distance within which a positive is let go.
-        active_only: average over the pairs that are not let go, as pytorch-metric-learning does.
-        cosine: the form of XBM on similarities; reads neither `positive_margin` nor `active_only`.
-        miner: which pairs; default `distance_weighted`. `all` takes every pair.
+        margin: Distance beyond which a negative pair has no loss. With `cosine`, the similarity
+            below which it has none.
+        positive_margin: Distance within which a positive pair has no loss.
+        active_only: Average over pairs with a nonzero loss, as pytorch-metric-learning does.
+        cosine: Use the form of XBM on similarities, which ignores `positive_margin` and
+            `active_only`.
+        miner: Miner spec string. Defaults to `distance_weighted`; `all` uses every pair.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"
@@ -50,7 +63,7 @@ class Contrastive(nn.Module):
         if self.miner.gives is Triplets:
             mined, near, far = triplet_cosines(self.miner, embeddings, labels, memory)
             positive = negative = mined.valid
-            pulled = mined.valid & (near < 1)  # an anchor that is its own positive (rho, or alone in its class) is not, but it counts
+            pulled = mined.valid & (near < 1)  # excludes an anchor that is its own positive; `positive` counts it
         else:
             similarity, pairs = compare(full(embeddings), labels, memory)
             mined = self.miner(similarity.detach(), pairs)

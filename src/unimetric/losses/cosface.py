@@ -1,4 +1,4 @@
-"""CosFace: a softmax over class directions with a margin on the cosine."""
+"""CosFace loss."""
 
 from __future__ import annotations
 
@@ -13,25 +13,38 @@ from unimetric.geometry import Memory, class_cosines
 
 
 class CosFace(nn.Module):
-    """CosFace: large margin cosine loss for deep face recognition (Wang et al., CVPR 2018).
+    """Softmax over class directions with a margin on the cosine.
 
         mean over the batch of  -log softmax_y(scale * (cos(f, w_c) - margin [c = y]))
 
-    with w_c a learnt direction per class. As in the paper. PUMA's code writes the logarithm out, which overflows in half precision.
+    w_c is a learned direction per class. The formula is the paper's.
+
+    Differs from the paper:
+        PUMA's code expands the logarithm, which overflows in half precision. The value is the same.
+
+    Reference:
+        CosFace: large margin cosine loss for deep face recognition (Wang et al., CVPR 2018).
 
     Args:
-        margin: taken off the cosine to the sample's own class.
-        scale: inverse temperature.
-        lr: learning rate of the class directions; the paper gives none, this is `arcface`'s.
-        num_classes: training classes.
-        dim: embedding dimension.
+        margin: Margin subtracted from the cosine to the sample's class.
+        scale: Inverse temperature.
+        lr: Learning rate of the class directions. The paper states none; this is that of `arcface`.
+        weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
+        num_classes: Number of training classes.
+        dim: Embedding dimension.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "proxy"
 
-    def __init__(self, *, margin: float = 0.35, scale: float = 64.0, lr: float = 5e-4, num_classes: int, dim: int) -> None:
+    def __init__(
+        self, *, margin: float = 0.35, scale: float = 64.0, lr: float = 5e-4, weight_decay: float = 0.0, num_classes: int, dim: int
+    ) -> None:
         super().__init__()
         self.margin, self.scale, self.lr = margin, scale, lr
+        self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

@@ -1,4 +1,4 @@
-"""CurricularFace: easy negatives first, hard ones as training goes on."""
+"""CurricularFace loss."""
 
 from __future__ import annotations
 
@@ -13,29 +13,40 @@ from unimetric.geometry import Memory, class_cosines
 
 
 class CurricularFace(nn.Module):
-    """CurricularFace: adaptive curriculum learning loss for deep face recognition (Huang et al., CVPR 2020).
+    """Angular-margin softmax that weights hard negatives more as training progresses.
 
         mean over the batch of  -log softmax_y(scale * logits),   logits_y = cos(theta_y + margin)
 
-        logits_c = cos theta_c,                     where cos theta_c <= cos(theta_y + margin)
-                   cos theta_c (t + cos theta_c),   for the hard ones
-        t <- 0.99 t + 0.01 mean cos theta_y,        before each use, from 0, without gradient
+        logits_c = cos theta_c                     if cos theta_c <= cos(theta_y + margin)
+                   cos theta_c (t + cos theta_c)   otherwise (hard negatives)
+        t <- 0.99 t + 0.01 mean cos theta_y        before each use, from 0, without gradient
 
-    with theta_c the angle to a learnt direction per class. Where theta_y + margin exceeds pi, logits_y goes on linearly, as
-    cos theta_y - margin sin(pi - margin).
+    theta_c is the angle to a learned direction per class. If theta_y + margin exceeds pi, logits_y
+    is cos theta_y - margin sin(pi - margin). t is updated in training mode only.
 
-    `per_class_t=True` is PUMA's code (with `scale=32, margin=0.3`): a t for each class, that of the sample's class counts; renewed after
-    use, for classes in the batch; and negatives count as hard above logits_y, linear part included. t moves in training mode only. The
-    directions start as `arcface`'s, even within 1/sqrt(D); PUMA's within sqrt(6/C).
+    Differs from the paper:
+        `per_class_t=True` is PUMA's code, with `scale=32, margin=0.3`. It has one t per class and
+        uses that of the sample's class. It updates t after use, for the classes in the batch.
+        Negatives are hard above logits_y, including its linear part. The directions start uniform
+        within 1/sqrt(D), as those of `arcface`; PUMA's start uniform within sqrt(6/C).
+
+    Reference:
+        CurricularFace: adaptive curriculum learning loss for deep face recognition (Huang et al.,
+        CVPR 2020).
 
     Args:
-        margin: angle in radians.
-        scale: inverse temperature.
-        per_class_t: one t a class, as in PUMA's code.
-        momentum: how much of t is kept.
-        lr: learning rate of the class directions; the paper's belongs to plain descent, this is `arcface`'s.
-        num_classes: training classes.
-        dim: embedding dimension.
+        margin: Angular margin in radians.
+        scale: Inverse temperature.
+        per_class_t: Use one t per class, as PUMA's code does.
+        momentum: Fraction of t that each update keeps.
+        lr: Learning rate of the class directions. The paper's rate is for plain SGD; this is that
+            of `arcface`.
+        weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
+        num_classes: Number of training classes.
+        dim: Embedding dimension.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "proxy"
@@ -49,23 +60,25 @@ class CurricularFace(nn.Module):
         per_class_t: bool = False,
         momentum: float = 0.99,
         lr: float = 5e-4,
+        weight_decay: float = 0.0,
         num_classes: int,
         dim: int,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.per_class_t, self.momentum, self.lr = margin, scale, per_class_t, momentum, lr
+        self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
         self.register_buffer("t", torch.zeros(num_classes if per_class_t else 1))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        # Short of 1 by enough that float32 sees it: the slope of the sine is infinite there.
+        # The slope of the sine is infinite at 1. The distance to 1 must be visible in float32.
         cosine = class_cosines(embeddings, self.proxies).clamp(-1 + 1e-7, 1 - 1e-7)
         target = cosine.gather(1, labels[:, None])  # (B, 1)
         turned = target * math.cos(self.margin) - (1 - target.square()).sqrt() * math.sin(self.margin)
         beyond = target - math.sin(math.pi - self.margin) * self.margin
         logit = torch.where(target > math.cos(math.pi - self.margin), turned, beyond)
         if self.per_class_t:
-            # A copy: t changes below, before the backward pass reads it.
+            # Copy t, because it changes below before the backward pass reads it.
             t, bound = self.t[labels][:, None].clone(), logit
             self._renew(target, labels)
         else:

@@ -1,6 +1,8 @@
-"""Generalised lifted structure loss."""
+"""Generalized lifted structure loss."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,18 +12,28 @@ from unimetric.geometry import Memory, few, full, gram, log_sum_exp, masked_mean
 
 
 class GeneralizedLifted(nn.Module):
-    """In defense of the triplet loss, sec. 2 (Hermans et al., 2017), after Song et al., CVPR 2016; eq. 3 of Roth et al. 2020.
+    """Hinge on the soft maximum of positive distances and soft minimum of negative distances.
 
-        mean over anchors of  [ log sum_p exp(d(a, p)) + log sum_n exp(margin - d(a, n)) ]_+   +   nu mean |g|
+        mean over anchors of  [ log sum_p exp(d(a, p)) + log sum_n exp(margin - d(a, n)) ]_+
+        + nu mean |g|
 
-    with d the Euclidean distance of raw embeddings g. Anchors alone in their class are skipped.
+    d is the Euclidean distance of raw embeddings g. Anchors without a positive are skipped.
+    Evaluation uses the same distance, as the code of Roth et al. does.
 
-    Differs from the printed equation, as the authors' code does: a mean over anchors rather than a sum, the plain norm rather than its
-    square, and an anchor is not its own positive.
+    Differs from the paper:
+        Three differences from eq. 3 of Roth et al. 2020 follow their code. The loss is a mean over
+        anchors instead of a sum, the norm is not squared, and an anchor is not its own positive.
+
+    Reference:
+        In defense of the triplet loss for person re-identification (Hermans et al., 2017), sec. 2,
+        after Oh Song et al., CVPR 2016; eq. 3 of Roth et al. 2020.
 
     Args:
-        margin: gamma in the paper.
-        nu: weight of the mean norm, which keeps raw embeddings from growing.
+        margin: Distance that negatives should exceed; gamma in the paper.
+        nu: Weight of the mean norm, which limits the growth of raw embeddings.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"
@@ -39,9 +51,13 @@ class GeneralizedLifted(nn.Module):
             references = full(memory.embeddings)
             product, reference_lengths = embeddings @ references.T, torch.linalg.vector_norm(references, dim=-1)
         square = lengths.square()[:, None] + reference_lengths.square() - 2 * product
-        distance = square.clamp_min(0).add(1e-8).sqrt()  # (B, R); a slope of 1e4 at most where two are the same
+        distance = square.clamp_min(0).add(1e-8).sqrt()  # (B, R); the slope is at most 1e4 if two embeddings coincide
         pairs = match(labels, memory, dim=embeddings.shape[-1])
         pull = log_sum_exp(*few(distance, pairs.positive))  # (B,)
         push = log_sum_exp(self.margin - distance, pairs.negative)
         lifted = masked_mean((pull + push).relu(), pairs.positive.any(-1))
         return lifted + self.nu * lengths.mean()
+
+    def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+        """Return the raw embeddings and the geometry in which evaluation compares them."""
+        return embeddings, {"geometry": "euclidean"}

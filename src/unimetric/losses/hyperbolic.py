@@ -1,4 +1,4 @@
-"""Hyperbolic metric learning: a pairwise softmax over distances in the Poincare ball."""
+"""Hyperbolic metric learning in the Poincaré ball."""
 
 from __future__ import annotations
 
@@ -13,24 +13,37 @@ from unimetric.geometry import Memory, cosines, full, match, poincare, to_ball
 
 
 class Hyperbolic(nn.Module):
-    """Hyperbolic vision transformers: combining improvements in metric learning (Ermolov et al., CVPR 2022).
+    """Pairwise softmax over distances in the Poincaré ball.
 
-        sum over positive pairs (a, p) of  -log( exp(s_ap) / sum_{k in views of a and p, k != a} exp(s_ak) )  / number of classes
+        1 / (number of classes)  sum over positive pairs (a, p) of
+            -log( exp(s_ap) / sum_{k in views of a and p, k != a} exp(s_ak) )
 
         s_ab = -distance(z_a, z_b) / temperature,   z = expmap_0(clip(x))
 
-    on raw embeddings x. A view of a batch is one sample of each class: the first of each, the second of each, and so on. With two
-    samples a class the denominator is all of the batch but the anchor. `curvature=0` is the sphere, s_ab = cos(x_a, x_b) / temperature.
+    x are the raw embeddings. A view of a batch contains one sample of each class. The first samples
+    of the classes are view 1, the second samples view 2, and so on. With two samples per class, the
+    denominator contains the whole batch except the anchor. `curvature=0` is the sphere, where s_ab
+    = cos(x_a, x_b) / temperature. Evaluation uses the distance in the same geometry.
 
-    Differs from the paper: classes may differ in their number of samples. `average=True` is PUMA's code, which divides by the number of
-    positive pairs with each sample's pair with itself counted in; its `SupCon` is `hyperbolic(curvature=0, temperature=0.1,
-    average=True)`, and its `Hyp` has a temperature of 0.1.
+    Differs from the paper:
+        Classes may have different numbers of samples. `average=True` is PUMA's code, which divides
+        by the number of positive pairs plus the number of samples. PUMA's `SupCon` is
+        `hyperbolic(curvature=0, temperature=0.1, average=True)`. PUMA's `Hyp` has a temperature of
+        0.1.
+
+    Reference:
+        Hyperbolic vision transformers: combining improvements in metric learning (Ermolov et al.,
+        CVPR 2022).
 
     Args:
-        temperature: divides the distances; the paper has 0.1 on the sphere.
-        curvature: of the ball, whose radius is 1 / sqrt(curvature); 0 is the sphere.
-        clip: largest norm of an embedding before it enters the ball; `None` does not clip.
-        average: divide by the number of pairs, rather than of classes.
+        temperature: Divisor of the distances. The paper uses 0.1 on the sphere.
+        curvature: Curvature c of the Poincaré ball, whose radius is 1 / sqrt(c); 0 is the sphere.
+        clip: Largest norm of an embedding before it is mapped into the Poincaré ball. None disables
+            clipping.
+        average: Divide by the number of pairs instead of classes.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"
@@ -38,7 +51,7 @@ class Hyperbolic(nn.Module):
     def __init__(self, *, temperature: float = 0.2, curvature: float = 0.1, clip: float | None = 2.3, average: bool = False) -> None:
         super().__init__()
         if curvature < 0:
-            raise UnimetricError(f"hyperbolic: `curvature` is {curvature}", "write a number above 0, or 0 for the sphere")
+            raise UnimetricError(f"hyperbolic: `curvature` must be at least 0, got {curvature}", "use `curvature=0.1`, or 0 for the sphere")
         self.temperature, self.curvature, self.clip, self.average = temperature, curvature, clip, average
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
@@ -46,7 +59,7 @@ class Hyperbolic(nn.Module):
         pairs = match(labels, memory, dim=embeddings.shape[-1])
         score = self._closeness(embeddings, None if memory is None else memory.embeddings) / self.temperature  # (B, R)
         view = _views(labels if memory is None else torch.where(memory.valid, memory.labels, -1))  # (R,)
-        group = _log_sum_exp_by(view, score, pairs.positive | pairs.negative)  # column v: over view v, the anchor left out
+        group = _log_sum_exp_by(view, score, pairs.positive | pairs.negative)  # column v: over view v, without the anchor
         own = group.gather(1, view[pairs.own][:, None])
         loss = torch.logaddexp(group.gather(1, view.expand_as(score)), own) - score
         total = torch.where(pairs.positive, loss, 0).sum()
@@ -55,7 +68,7 @@ class Hyperbolic(nn.Module):
         return total / (_views(labels) == 0).sum()  # each class has one first sample
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
-        """The points that neighbours are looked for among, and the geometry they lie in: what a `Space` is to be made of."""
+        """Return the points to search for neighbors, and the options of their `Space`."""
         if self.curvature == 0:
             return embeddings, {"geometry": "cosine"}
         points = to_ball(embeddings, curvature=self.curvature, clip=self.clip)
@@ -70,18 +83,18 @@ class Hyperbolic(nn.Module):
 
 
 def _views(labels: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
-    """How many samples of the same class stand before each."""
+    """Return the number of earlier samples of the same class for each sample."""
     ordered, order = labels.sort(stable=True)
     rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(ordered, ordered)
     return torch.zeros_like(rank).scatter(0, order, rank)
 
 
 def _log_sum_exp_by(view: Int[Tensor, "R"], score: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """log sum exp of each row's entries that count, apart for each view; a very low number, without gradient, where none does."""
+    """Return log sum exp of the masked entries per row and view; a very low constant if a view has none."""
     low = torch.finfo(score.dtype).min / 4
     view = view.expand_as(score)
     top = torch.full_like(score, low).scatter_reduce(1, view, torch.where(mask, score, low).detach(), "amax")
-    # Capped at 0, so that entries that do not count cannot overflow on their way to being dropped.
+    # Entries outside the mask are dropped below; the cap keeps them from overflowing first.
     share = torch.where(mask, (score - top.gather(1, view)).clamp_max(0).exp(), 0)
     total = torch.zeros_like(score).scatter_add(1, view, share)
     return torch.where(total > 0, top + total.clamp_min(1).log(), low)

@@ -10,15 +10,24 @@ from unimetric.geometry import Memory, distances, full, log_sum_exp, masked_mean
 
 
 class LiftedStructure(nn.Module):
-    """Deep metric learning via lifted structured feature embedding, eq. 4 (Oh Song et al., CVPR 2016).
+    """Squared hinge on each positive pair against all negatives of both its samples.
 
-        1/2 mean over positive pairs (a, p) of  [log(sum_n exp(margin - d_an) + sum_n exp(margin - d_pn)) + d_ap]_+^2
+        1/2 mean over positive pairs (a, p) of
+            [log(sum_n exp(margin - d_an) + sum_n exp(margin - d_pn)) + d_ap]_+^2
 
-    with d the Euclidean distance of raw embeddings and n the negatives of a and of p. Pairs without any negative are skipped. Against a
-    memory, the negatives of p are those of the memory, by an (R, R) matrix without gradient.
+    d is the Euclidean distance of raw embeddings, and n are the negatives of a and of p. Pairs
+    without negatives are skipped. With a memory, the negatives of p are those of the memory. They
+    are found by an (R, R) distance matrix without gradient.
+
+    Reference:
+        Deep metric learning via lifted structured feature embedding (Oh Song et al., CVPR 2016),
+        eq. 4.
 
     Args:
-        margin: distance that negatives should keep; alpha in the paper.
+        margin: Distance that negatives should exceed; alpha in the paper.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"

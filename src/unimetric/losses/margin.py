@@ -1,4 +1,4 @@
-"""Margin loss with a learnt boundary per class."""
+"""Margin loss."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full
 
 
 class Margin(nn.Module):
-    """Sampling matters in deep embedding learning (Wu et al., ICCV 2017); eq. 10 of Roth et al. 2020.
+    """Margin loss with a learned distance threshold per class.
 
         mean over active pairs of  [d(a, p) - beta_y + margin]_+  and  [beta_y - d(a, n) + margin]_+
 
-    with d the Euclidean distance of unit vectors and beta_y a boundary learnt for the anchor's class.
+    d is the Euclidean distance between normalized embeddings; beta_y is the threshold of the
+    anchor's class.
 
-    Differs from the printed equation: the hinge is restored and the sum is divided by the number of active pairs. The authors' code
-    divides by the number of triplets with an active side (a logical or); `or_count=True` does as it does. PUMA's is
-    `margin(learn_beta=False)` on `distance_weighted(upper_cutoff=1.4)`; its code has the miner `multi_similarity`, which looks like a slip.
+    Differs from the paper:
+        Eq. 10 of Roth et al. 2020 omits the hinge. The sum is divided by the number of active
+        pairs; the authors' code divides by triplets with an active side (`or_count=True`). The
+        default value is 0.72 to 1.0 times theirs. Alone this only rescales the loss, but inside
+        `s2sd` and `diva` it changes the weight of the terms. PUMA describes
+        `margin(learn_beta=False)` with `distance_weighted(upper_cutoff=1.4)`; its code uses the
+        `multi_similarity` miner, probably a bug.
+
+    Reference:
+        Sampling matters in deep embedding learning (Wu et al., ICCV 2017); eq. 10 of Roth
+        et al. 2020.
 
     Args:
-        margin: half of the width of the band around the boundary.
-        beta: where the boundary starts.
-        nu: weight of the penalty nu * sum of beta over the anchors.
-        learn_beta: whether the boundary is learnt.
-        or_count: divide by active triplets instead of active pairs; needs triplets.
-        lr: learning rate of the boundary.
-        num_classes: training classes; one boundary for all where it is not given.
-        miner: which pairs; default `distance_weighted`.
+        margin: Half-width of the band around the threshold.
+        beta: Initial threshold.
+        nu: Weight of the penalty on the sum of the anchors' thresholds.
+        learn_beta: Whether the thresholds are trained.
+        or_count: Divide by active triplets instead of active pairs. Requires a triplet miner.
+        lr: Learning rate of the thresholds.
+        num_classes: Number of training classes. If omitted, all classes share one threshold.
+        miner: Miner spec string. Defaults to `distance_weighted`.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -70,5 +82,5 @@ class Margin(nn.Module):
         pulled, pushed = positive & (pull > 0), negative & (push > 0)
         active = (pulled | pushed).sum() if self.or_count else pulled.sum() + pushed.sum()
         total = torch.where(pulled, pull, 0).sum() + torch.where(pushed, push, 0).sum()
-        # Averaged over the active terms: solved pairs would drown the gradient of those that are not.
+        # Average over the active terms only. Solved pairs would dilute the gradient of the others.
         return total / active.clamp_min(1) + self.nu * anchors

@@ -9,22 +9,34 @@ from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, few, 
 
 
 class MultiSimilarity(nn.Module):
-    """Multi-similarity loss with general pair weighting (Wang et al., CVPR 2019); eqs. 11 and 12 of Roth et al. 2020.
+    """Softplus over mined positives and over mined negatives of each anchor.
 
-        mean over kept anchors of  1/alpha log(1 + sum_p exp(-alpha (s_ap - base))) + 1/beta log(1 + sum_n exp(beta (s_an - base)))
+        mean over selected anchors of  1/alpha log(1 + sum_p exp(-alpha (s_ap - base)))
+                                       + 1/beta log(1 + sum_n exp(beta (s_an - base)))
 
-    with s the cosine similarity. Anchors that keep no positive or no negative are skipped.
+    s is the cosine similarity. Anchors whose mined pairs lack a positive or a negative are skipped.
 
-    Differs from the printed equation: eq. 11 confuses which side's extreme selects the other, and a pair that is not kept is dropped
-    rather than set to zero. The original code divides by the whole batch (`kept_only=False`, used by CRT). PUMA's code runs
-    `multi_similarity(beta=50.0, kept_only=False)` on `distance_weighted(upper_cutoff=1.4)`, which looks like a slip.
+    Differs from the paper:
+        Eq. 11 of Roth et al. 2020 swaps the extremes that select positives and negatives. A pair
+        that is not selected is dropped instead of set to zero. The original code divides by the
+        whole batch (`kept_only=False`), and so does CRT. PUMA's code runs
+        `multi_similarity(beta=50.0, kept_only=False)` with `distance_weighted(upper_cutoff=1.4)`,
+        probably a bug.
+
+    Reference:
+        Multi-similarity loss with general pair weighting (Wang et al., CVPR 2019); eqs. 11 and 12
+        of Roth et al. 2020.
 
     Args:
-        alpha: sharpness of the pull.
-        beta: sharpness of the push.
-        base: similarity at which pull and push meet; lambda in the paper.
-        kept_only: average over anchors that kept pairs, rather than over the batch.
-        miner: which pairs, or triplets for their pairs; default `multi_similarity(epsilon=0.1)`.
+        alpha: Inverse temperature of the positive term.
+        beta: Inverse temperature of the negative term.
+        base: Similarity threshold of both terms; lambda in the paper.
+        kept_only: Average over anchors with selected pairs instead of over the batch.
+        miner: Miner spec string. Triplets are read as pairs. Defaults to
+            `multi_similarity(epsilon=0.1)`.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -11,20 +13,32 @@ from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, mask
 
 
 class NPair(nn.Module):
-    """Improved deep metric learning with multi-class N-pair loss objective (Sohn, NeurIPS 2016); eq. 4 of Roth et al. 2020.
+    """Softmax of one positive against all negatives, on inner products of raw embeddings.
 
         mean over anchors of  log(1 + sum_n exp(g_a . g_n - g_a . g_p))   +   nu mean |g|
 
-    with raw embeddings g, one positive p drawn for each anchor, and every sample of another class as n. Anchors alone in their class are
-    skipped.
+    g are the raw embeddings. One positive p is drawn per anchor, and every sample of another class
+    is a negative n. Anchors without a positive are skipped. Evaluation uses the Euclidean distance
+    of raw embeddings, as the code of Roth et al. does.
 
-    Differs from the printed equation, as the authors' code does: one positive rather than all (`all_positives=True` averages over every
-    positive pair), the plain norm rather than its square; and g_a . g_n, where the equation lacks a star.
+    Differs from the paper:
+        Two differences from eq. 4 of Roth et al. 2020 follow their code. One positive is drawn
+        instead of using all (`all_positives=True` averages over every positive pair), and the norm
+        is not squared. The equation also omits a star, so that it prints g_a . f_n instead of
+        g_a . g_n. For BN-Inception, their code divides the embeddings by 4, which is `scale=0.25`.
+
+    Reference:
+        Improved deep metric learning with multi-class N-pair loss objective (Sohn, NeurIPS 2016);
+        eq. 4 of Roth et al. 2020.
 
     Args:
-        nu: weight of the mean norm, which keeps raw embeddings from growing.
-        scale: factor on the embeddings before all else; 0.25 for BN-Inception in the authors' code.
-        all_positives: every positive pair instead of one drawn for each anchor.
+        nu: Weight of the mean norm, which limits the growth of raw embeddings.
+        scale: Factor applied to the embeddings first. Use 0.25 with BN-Inception, as Roth et al.
+            do.
+        all_positives: Use every positive pair instead of one drawn positive per anchor.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -44,6 +58,11 @@ class NPair(nn.Module):
             contrast = masked_mean(softplus(rivals[:, None] - product), pairs.positive)
         else:
             positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
-            own = (embeddings * references.index_select(0, positive)).sum(-1)  # made again from its vectors: no gradient of one entry a row
+            # Recompute the positive's entries from the vectors. Indexing would scatter one gradient per row.
+            own = (embeddings * references.index_select(0, positive)).sum(-1)
             contrast = masked_mean(softplus(rivals - own), has_positive)
         return contrast + self.nu * torch.linalg.vector_norm(embeddings, dim=-1).mean()
+
+    def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+        """Return the raw embeddings and the geometry in which evaluation compares them."""
+        return embeddings, {"geometry": "euclidean"}

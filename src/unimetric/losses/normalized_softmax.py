@@ -1,4 +1,4 @@
-"""Normalised softmax: classification on the sphere."""
+"""Normalized softmax loss."""
 
 from __future__ import annotations
 
@@ -13,27 +13,40 @@ from unimetric.geometry import Memory, class_cosines
 
 
 class NormalizedSoftmax(nn.Module):
-    """Classification is a strong baseline for deep metric learning (Zhai and Wu, BMVC 2019); eq. 19 of Roth et al. 2020.
+    """Cross entropy over cosine similarities to one learned direction per class.
 
         mean over the batch of  -log softmax_y(cos(f, w_c) / temperature)
 
-    with w_c a learnt direction per class.
+    w_c is a learned direction per class.
 
-    Differs from the printed equation: its denominator lacks the class itself, and the mean. Zhai and Wu's layer normalisation is a part
-    of a head, not of the loss; Roth et al. do without.
+    Differs from the paper:
+        The denominator of eq. 19 of Roth et al. 2020 omits the positive class, and the equation
+        omits the mean. The layer normalization of Zhai and Wu belongs to a head, not to the loss;
+        Roth et al. do not use it.
+
+    Reference:
+        Classification is a strong baseline for deep metric learning (Zhai & Wu, BMVC 2019); eq. 19
+        of Roth et al. 2020.
 
     Args:
-        temperature: divides the cosines.
-        lr: learning rate of the class directions; 0.002 on Stanford Online Products.
-        num_classes: training classes.
-        dim: embedding dimension.
+        temperature: Divisor of the cosines.
+        lr: Learning rate of the class directions. Roth et al. use 0.002 on Stanford Online
+            Products.
+        weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4 for all its
+            proxies.
+        num_classes: Number of training classes.
+        dim: Embedding dimension.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "proxy"
 
-    def __init__(self, *, temperature: float = 0.05, lr: float = 1e-5, num_classes: int, dim: int) -> None:
+    def __init__(self, *, temperature: float = 0.05, lr: float = 1e-5, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
+        self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

@@ -1,4 +1,4 @@
-"""Normalised temperature-scaled cross entropy."""
+"""Normalized temperature-scaled cross entropy (NT-Xent)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, m
 
 
 class NTXent(nn.Module):
-    """NT-Xent, eq. 1 of SimCLR (Chen et al., ICML 2020); InfoNCE (van den Oord et al., 2018) with labels.
+    """Cross entropy of each positive pair against all negatives of its anchor.
 
-        mean over positive pairs of  -log( exp(s_ap / temperature) / (exp(s_ap / temperature) + sum_n exp(s_an / temperature)) )
+        mean over positive pairs of  -log( exp(s_ap / T) / (exp(s_ap / T) + sum_n exp(s_an / T)) )
 
-    with s the cosine similarity.
+    s is the cosine similarity and T the temperature.
 
-    Differs from the paper in that a class may have more than two samples: the other positives are left out of the denominator.
+    Differs from the paper:
+        A class may have more than two samples. The other positives are then excluded from the
+        denominator.
+
+    Reference:
+        A simple framework for contrastive learning of visual representations (Chen et al., ICML
+        2020), eq. 1; InfoNCE (van den Oord et al., 2018) with labels.
 
     Args:
-        temperature: the smaller, the more the hardest negatives weigh. 0.1 is SimCLR's for ImageNet; pytorch-metric-learning has 0.07.
-        miner: which pairs; default `all`.
+        temperature: Divisor T of the similarities. Smaller values give the hardest negatives more
+            weight. SimCLR uses 0.1 for ImageNet, pytorch-metric-learning 0.07.
+        miner: Miner spec string. Defaults to `all`.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"

@@ -1,4 +1,4 @@
-"""ProxyNCA: one learnt proxy a class."""
+"""ProxyNCA loss."""
 
 from __future__ import annotations
 
@@ -13,30 +13,40 @@ from unimetric.geometry import Memory, class_cosines
 
 
 class ProxyNCA(nn.Module):
-    """No fuss distance metric learning using proxies (Movshovitz-Attias et al., ICCV 2017); eq. 13 of Roth et al. 2020.
+    """Neighborhood component analysis with one learned proxy per class.
 
         mean over the batch of  D(x, p_y) + log sum_{c != y} exp(-D(x, p_c))
 
-    with D the squared Euclidean distance, and x and the proxies p_c of length `scale`.
+    D is the squared Euclidean distance. The embeddings x and the proxies p_c have length `scale`.
 
-    Differs from the printed equation: the distance is squared, and the factor 3 on both lengths (a temperature of 1/9), which the paper
-    does not mention, is that of the authors' code. The denominator leaves out the positive, unlike `proxy_nca_pp` and
-    pytorch-metric-learning's ProxyNCALoss.
+    Differs from the paper:
+        The distance is squared, unlike in eq. 13 of Roth et al. 2020. The factor 3 on both lengths
+        (a temperature of 1/9) is from their code; the paper does not mention it. The denominator
+        excludes the positive, unlike `proxy_nca_pp` and pytorch-metric-learning's ProxyNCALoss.
+
+    Reference:
+        No fuss distance metric learning using proxies (Movshovitz-Attias et al., ICCV 2017); eq. 13
+        of Roth et al. 2020.
 
     Args:
-        scale: length of embeddings and proxies.
-        lr: learning rate of the proxies; 50 times that of the network.
-        num_classes: training classes, at least two.
-        dim: embedding dimension.
+        scale: Length of embeddings and proxies.
+        lr: Learning rate of the proxies. The default is 50 times that of the network in Roth et al.
+        weight_decay: Weight decay of the proxies. The code of Proxy-Anchor and of PUMA uses 1e-4.
+        num_classes: Number of training classes, at least 2.
+        dim: Embedding dimension.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "proxy"
 
-    def __init__(self, *, scale: float = 3.0, lr: float = 5e-4, num_classes: int, dim: int) -> None:
+    def __init__(self, *, scale: float = 3.0, lr: float = 5e-4, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
         super().__init__()
         if num_classes < 2:
-            raise UnimetricError("the loss `proxy_nca` compares a class with the others, and there is one class", "use `proxy_nca_pp`")
+            raise UnimetricError(f"proxy_nca: `num_classes` must be at least 2, got {num_classes}", "use `proxy_nca_pp`")
         self.scale, self.lr = scale, lr
+        self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

@@ -1,4 +1,4 @@
-"""ProxyNCA++: proxies as a softmax."""
+"""ProxyNCA++ loss."""
 
 from __future__ import annotations
 
@@ -11,27 +11,40 @@ from unimetric.geometry import Memory, class_cosines
 
 
 class ProxyNCAPP(nn.Module):
-    """ProxyNCA++: revisiting and revitalizing proxy neighborhood component analysis (Teh et al., ECCV 2020).
+    """Softmax over squared distances to one learned proxy per class.
 
         mean over the batch of  -log softmax_y(-D(f, p_c) / temperature)
 
-    with D the squared Euclidean distance of unit vectors, so that the softmax is of 2 cos(f, p_c) / temperature.
+    D is the squared Euclidean distance of unit vectors. The softmax is therefore over 2 cos(f,
+    p_c) / temperature.
 
-    Differs from the paper: its pooling and normalisation are parts of a head, not of the loss; and its learning rate of 400 belongs to
-    an Adam with epsilon 1, so that the one here is that of `proxy_anchor`. PUMA's code has a temperature of 1.
+    Differs from the paper:
+        The paper's pooling and normalization belong to a head, not to the loss. Its learning rate
+        of 400 is for Adam with epsilon 1; the default here is that of `proxy_anchor`. PUMA's code
+        has a temperature of 1.
+
+    Reference:
+        ProxyNCA++: revisiting and revitalizing proxy neighborhood component analysis (Teh et al.,
+        ECCV 2020).
 
     Args:
-        temperature: 1/9 in the paper, as both lengths are multiplied by 3; 1 in PUMA.
-        lr: learning rate of the proxies.
-        num_classes: training classes.
-        dim: embedding dimension.
+        temperature: Divisor of the distances. The paper uses 1/9, because it multiplies both
+            lengths by 3. PUMA uses 1.
+        lr: Learning rate of the proxies.
+        weight_decay: Weight decay of the proxies. PUMA's code uses 1e-4.
+        num_classes: Number of training classes.
+        dim: Embedding dimension.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "proxy"
 
-    def __init__(self, *, temperature: float = 1 / 9, lr: float = 1e-2, num_classes: int, dim: int) -> None:
+    def __init__(self, *, temperature: float = 1 / 9, lr: float = 1e-2, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
+        self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

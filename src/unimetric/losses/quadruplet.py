@@ -9,20 +9,31 @@ from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, ma
 
 
 class Quadruplet(nn.Module):
-    """Beyond triplet loss: a deep quadruplet network (Chen et al., CVPR 2017); eq. 14 of Roth et al. 2020.
+    """Triplet loss plus a second hinge against the distance of two other classes.
 
         mean of  [d(a, p) - d(a, n) + margin]_+   +   mean of  [d(a, p) - d(n, m) + second_margin]_+
 
-    with d the Euclidean distance of unit vectors, triplets (a, p, n) from the miner, and m drawn evenly among the samples that are of
-    neither a's nor n's class.
+    d is the Euclidean distance between normalized embeddings. The miner selects the triplets (a, p,
+    n). m is drawn uniformly from the samples whose class is neither that of a nor that of n.
 
-    Differs from the printed equation: its second term lacks p. The authors' code does not check m's class; here it is checked, and
-    where there is no third class the second term is zero. Margins are those of the code; the text says 1 and 0.5.
+    Differs from the paper:
+        The second term of eq. 14 of Roth et al. 2020 lacks p. Their code broadcasts (B, 1, D)
+        against (B, D), so that its second term compares every n_i with every m_j. Here n_i is
+        compared with m_i only, as in the paper. Their code does not check the class of m; here it
+        is checked, and without a third class the second term is zero. The margins are those of the
+        code; the text states 1 and 0.5.
+
+    Reference:
+        Beyond triplet loss: a deep quadruplet network (Chen et al., CVPR 2017); eq. 14 of Roth
+        et al. 2020.
 
     Args:
-        margin: how much closer than the negative the positive must be.
-        second_margin: how much closer than two strangers the positive must be.
-        miner: which triplets; default `distance_weighted`.
+        margin: Margin between the positive and the negative distance.
+        second_margin: Margin between the positive distance and the distance of n and m.
+        miner: Miner spec string. Requires a triplet miner. Defaults to `distance_weighted`.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -33,7 +44,7 @@ class Quadruplet(nn.Module):
         super().__init__()
         self.margin, self.second_margin = margin, second_margin
         self.miner = mining(self, miner)
-        self.dice = Dice(2)  # not the numbers of its miner
+        self.dice = Dice(2)  # other random numbers than those of the miner
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         anchors = unit(full(embeddings))

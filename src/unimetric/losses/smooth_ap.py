@@ -13,18 +13,27 @@ from unimetric.geometry import BLOCK, CACHED, Memory, compare, full
 
 
 class SmoothAP(nn.Module):
-    """Smooth-AP: smoothing the path towards large-scale image retrieval (Brown et al., ECCV 2020).
+    """One minus average precision, with a sigmoid instead of the step that counts ranks.
 
-        1 - mean over anchors of  1/|P| sum_p R(p) / (R(p) + sum_n G(s_an - s_ap)),   R(p) = 1 + sum_{q != p} G(s_aq - s_ap)
+        1 - mean over anchors of  1/|P| sum_p R(p) / (R(p) + sum_n G(s_an - s_ap))
 
-    with s the cosine similarity, p and q among the positives P, n among the negatives, and G(x) = 1 / (1 + exp(-x / temperature)) in
-    place of the step that counts who stands before whom.
+        R(p) = 1 + sum_{q != p} G(s_aq - s_ap),   G(x) = 1 / (1 + exp(-x / temperature))
 
-    Differs from the authors' code, and from pytorch-metric-learning, in that an anchor does not retrieve itself, as in the paper's text,
-    and in that classes may differ in size. Anchors alone in their class are skipped.
+    s is the cosine similarity, p and q are among the positives P, and n among the negatives.
+    Anchors without a positive are skipped.
+
+    Differs from the paper:
+        An anchor does not retrieve itself, as in the paper's text. In the authors' code and in
+        pytorch-metric-learning it does. Classes may differ in size.
+
+    Reference:
+        Smooth-AP: smoothing the path towards large-scale image retrieval (Brown et al., ECCV 2020).
 
     Args:
-        temperature: width of the smoothed step.
+        temperature: Width of the sigmoid.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -39,7 +48,7 @@ class SmoothAP(nn.Module):
         return lost
 
 
-# An operator of its own, which a compiler leaves whole: captured, the loop would be unrolled, over every column.
+# A custom operator, which the compiler does not trace. Otherwise it would unroll the loop over every column.
 @torch.library.custom_op(
     "unimetric::smooth_ap",
     mutates_args=(),
@@ -48,18 +57,18 @@ class SmoothAP(nn.Module):
 def _lost(
     similarity: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], temperature: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B R"]]:
-    """1 - AP and its gradient in one pass over (B, step, R) blocks: nothing of that size is kept for the backward pass."""
-    # What is neither positive nor negative stands before nobody.
+    """Return 1 - AP and its gradient in one pass over (B, step, R) blocks, which the backward pass does not need."""
+    # Exclude columns that are neither positive nor negative.
     logits = torch.where(positive | negative, similarity / temperature, -math.inf)
     size = positive.sum(-1, keepdim=True)
-    # To read a count makes a GPU wait, so there every column is tried as the positive. A CPU waits for nothing.
+    # Reading a count synchronizes with the GPU, so that every column is tried as the positive there.
     most = max(1, int(size.max())) if logits.device.type == "cpu" else logits.shape[1]
     inside = positive.to(logits)  # (B, R)
     counted, columns = inside.topk(most)  # (B, most): the positives come first
     weight = counted / size.clamp_min(1) / (size > 0).sum().clamp_min(1)
     lost, slope = weight.sum(), torch.zeros_like(logits)
     step = max(1, BLOCK // logits.numel())
-    # On a CPU some rows at a time, so that a block stays in a core's cache.
+    # On a CPU, process some rows at a time, so that a block fits into the cache of a core.
     rows = max(1, CACHED // (most * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
     for parts in zip(*(matrix.split(rows) for matrix in (logits, inside, positive, columns, weight, slope)), strict=True):
         lost = lost - _gained(*parts, step=step)
@@ -76,20 +85,20 @@ def _gained(
     *,
     step: int,
 ) -> Float[Tensor, ""]:
-    """The weighted AP of some anchors; the gradient of what is lost is added to `slope`."""
+    """Return the weighted AP of some anchors, and add the gradient of the loss to `slope`."""
     gained = weight.new_zeros(())
     for column, share in zip(columns.split(step, 1), weight.split(step, 1), strict=True):
-        # Past the positives a column may be anything: what it gives has no weight, but must be a number.
+        # Columns after the positives have no weight, but their values must be finite.
         own = torch.where(share > 0, logits.gather(1, column), 0)
         before = (logits[:, None, :] - own[:, :, None]).sigmoid_()  # (b, step, R)
-        # Sums, not products of matrices: a thousand of them with three rows each would take several times as long.
+        # Sums are several times faster than a thousand matrix products with three rows each.
         near = (before * inside[:, None]).sum(-1)  # (b, step)
         far = before.sum(-1) - near
         near = near + 0.5  # 1, less the G(0) of p itself
         gained = gained + (share * near / (near + far)).sum()
         to_near, to_far = (share / (near + far).square() * side for side in (-far, near))  # d lost / d near and d far, (b, step)
         before.addcmul_(before, before, value=-1)  # G' = G (1 - G)
-        # (b, step, R), the gradient of each difference; what falls on p itself adds up to nothing.
+        # (b, step, R), the gradient of each difference; the terms of p itself cancel.
         change = torch.where(positive[:, None], to_near[:, :, None], to_far[:, :, None]).mul_(before)
         slope += change.sum(1)
         slope.scatter_add_(1, column, -change.sum(-1))

@@ -10,20 +10,31 @@ from unimetric.geometry import Memory, Pairs, Triplets, full, masked_mean, match
 
 
 class SNR(nn.Module):
-    """Signal-to-noise ratio: a robust distance metric for deep metric learning (Yuan et al., CVPR 2019); eq. 15 of Roth et al. 2020.
+    """Triplet loss on the noise variance of a pair relative to the anchor's variance.
 
-        mean over active triplets of  [snr(a, p) - snr(a, n) + margin]_+   +   nu mean_a |sum of f_a|
+        mean over active triplets of  [snr(a, p) - snr(a, n) + margin]_+  +  nu mean_a |sum of f_a|
+
         snr(a, x) = var(f_a - f_x) / var(f_a)
 
-    with unit embeddings f and variances over their D components.
+    f are the normalized embeddings. Variances are over their D components.
 
-    Differs from the printed equation, which lacks the squares of the variances and the average. The authors' code drops the penalty
-    with the plain distance-weighted miner and keeps it with rho: `nu=0` for their row SNR(D).
+    Differs from the paper:
+        Eq. 15 of Roth et al. 2020 omits the squares of the variances and the mean. Their code sets
+        `nu` to 0 with the plain distance-weighted miner and keeps 0.005 with rho. Use `snr(nu=0.0)`
+        for their row SNR (D), and the default for R-SNR.
+
+    Reference:
+        Signal-to-noise ratio: a robust distance metric for deep metric learning (Yuan et al., CVPR
+        2019); eq. 15 of Roth et al. 2020.
 
     Args:
-        margin: how much less noise the positive must have.
-        nu: weight of the penalty that centres the embeddings; lambda in the paper.
-        miner: which triplets; default `distance_weighted`. `all` takes every triplet of the batch without building them.
+        margin: Margin between the two ratios.
+        nu: Weight of the penalty that centers the embeddings; lambda in the paper.
+        miner: Miner spec string. Defaults to `distance_weighted`; `all` uses every triplet of the
+            batch without building them.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"
@@ -43,7 +54,7 @@ class SNR(nn.Module):
         signal = anchors - anchors.mean(-1, keepdim=True)
         other = signal if memory is None else references - references.mean(-1, keepdim=True)
         power = signal.square().sum(-1)
-        inverse = torch.where(power > 1e-8, 1 / power.clamp_min(1e-8), 0)  # a constant embedding has no signal: to it nothing is noise
+        inverse = torch.where(power > 1e-8, 1 / power.clamp_min(1e-8), 0)  # a constant embedding has no signal, and its ratios are 0
         penalty = self.nu * anchors.sum(-1).abs().mean()
         if isinstance(mined, Triplets):
             a, p, n = signal.index_select(0, mined.anchor), other.index_select(0, mined.positive), other.index_select(0, mined.negative)

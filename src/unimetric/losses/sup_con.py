@@ -10,22 +10,32 @@ from unimetric.geometry import Memory, compare, full, log_sum_exp, masked_max, m
 
 
 class SupCon(nn.Module):
-    """Supervised contrastive learning, eq. 2 (Khosla et al., NeurIPS 2020).
+    """Mean cross entropy of an anchor's positives against all other samples.
 
-        mean over anchors of  -1/|P| sum_p log( exp(s_ap / temperature) / sum_{k != a} exp(s_ak / temperature) )
+        mean over anchors of  -1/|P| sum_p log( exp(s_ap / T) / sum_{k != a} exp(s_ak / T) )
 
-    with s the cosine similarity. Anchors alone in their class are skipped.
+    s is the cosine similarity and T the temperature. Anchors without a positive are skipped.
 
-    `pairwise=True` is what PUMA (Kim et al.) calls SupCon: the InfoNCE of Hyp (Ermolov et al., CVPR 2022) on the sphere. The j-th sample
-    of each class is its view j, and for an anchor of view i and a positive of view j only these two views are in the denominator:
+    `pairwise=True` is PUMA's SupCon (Kim et al.), which is the InfoNCE of Hyp (Ermolov et al., CVPR
+    2022) on the sphere. The j-th sample of each class is its view j. For an anchor of view i and a
+    positive of view j, the denominator contains these two views only:
 
-        1/sum_a (|P| + 1)  sum over positive pairs of  -log( exp(s_ap / T) / (exp(s_ap / T) + sum_{n of view i or j} exp(s_an / T)) )
+        1/sum_a (|P| + 1)  sum over positive pairs of
+            -log( exp(s_ap / T) / (exp(s_ap / T) + sum_{n of view i or j} exp(s_an / T)) )
 
-    The anchor itself counts in the divisor, as in the released code. With two samples a class both forms agree up to that divisor.
+    The divisor counts the anchor itself, as in PUMA's code. With two samples per class, both forms
+    are equal up to that divisor.
+
+    Reference:
+        Supervised contrastive learning (Khosla et al., NeurIPS 2020), eq. 2.
 
     Args:
-        temperature: T; the smaller, the more the hardest pairs weigh.
-        pairwise: PUMA's form.
+        temperature: Divisor T of the similarities. Smaller values give the hardest pairs more
+            weight.
+        pairwise: Use PUMA's form.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "pair"
@@ -43,9 +53,9 @@ class SupCon(nn.Module):
             return masked_mean(everyone - masked_sum(logits, pairs.positive) / count.clamp_min(1), count > 0)
         names = labels if memory is None else memory.labels
         alike = names[:, None] == names[None, :] if memory is None else (names[:, None] == names[None, :]) & memory.valid
-        view = alike.tril(-1).sum(-1)  # (R,) how many of its class stand before it
+        view = alike.tril(-1).sum(-1)  # (R,) number of earlier samples of its class
         top = masked_max(logits.detach(), pairs.positive | pairs.negative)[:, None]
-        logits = (logits - torch.where(top.isfinite(), top, 0)).clamp_max(0)  # the anchor itself would overflow
+        logits = (logits - torch.where(top.isfinite(), top, 0)).clamp_max(0)  # without the cap, the anchor itself would overflow
         rivals = torch.where(pairs.negative, logits.exp(), 0)
         # (B, R): column v sums an anchor's negatives of view v
         views = torch.zeros_like(rivals).scatter_add(1, view.expand_as(rivals), rivals)

@@ -9,21 +9,31 @@ from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full
 
 
 class Triplet(nn.Module):
-    """FaceNet (Schroff et al., CVPR 2015); eq. 2 of Roth et al. 2020.
+    """Hinge on the difference of the positive and the negative distance of a triplet.
 
         mean over triplets of  [d(a, p)^2 - d(a, n)^2 + margin]_+
 
-    with d the Euclidean distance of unit vectors.
+    d is the Euclidean distance between normalized embeddings.
 
-    Differs from the printed equation: distances are squared, as in the code that made the paper's numbers; `squared=False` is the
-    equation. The mean counts solved triplets, unless `active_only`. PUMA's, on cosines with a margin of 0.05, is half of
-    `triplet(margin=0.1, active_only=True, miner='hardest')`.
+    Differs from the paper:
+        Distances are squared, as in the code that produced the results of Roth et al. 2020;
+        `squared=False` is their equation. The mean includes triplets with zero loss, unless
+        `active_only`. PUMA's loss, on cosines with a margin of 0.05, is half of
+        `triplet(margin=0.1, active_only=True, miner='hardest')`.
+
+    Reference:
+        FaceNet: a unified embedding for face recognition and clustering (Schroff et al., CVPR
+        2015); eq. 2 of Roth et al. 2020.
 
     Args:
-        margin: how much closer the positive must be.
-        squared: squared distances.
-        active_only: average over the triplets that violate the margin.
-        miner: which triplets; default `distance_weighted`. `all` takes every triplet of the batch without building them.
+        margin: Margin between the positive and the negative distance.
+        squared: Use squared distances.
+        active_only: Average over the triplets that violate the margin.
+        miner: Miner spec string. Defaults to `distance_weighted`; `all` uses every triplet of the
+            batch without building them.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> scalar
     """
 
     family = "tuple"

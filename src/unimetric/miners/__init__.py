@@ -1,1 +1,4 @@
-"""One file a miner: `miner(similarity (B, R), pairs) -> Pairs | Triplets`, without gradient. What it `gives` is an attribute."""
+"""One file per miner: `miner(similarity (B, R), pairs) -> Pairs | Triplets`, without gradient.
+
+The attribute `gives` is the type that the miner returns.
+"""

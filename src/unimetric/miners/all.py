@@ -1,4 +1,4 @@
-"""No mining: every pair, and to a loss over tuples every tuple."""
+"""No mining."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from unimetric.geometry import Pairs
 
 
 class All(nn.Module):
-    """Every positive and every negative of each anchor; what "no mining" means in Roth et al. 2020, sec. 3.1."""
+    """Selection of every positive and every negative of each anchor, without mining.
+
+    A loss over tuples then uses every tuple.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), sec. 3.1.
+
+    Shape:
+        similarity (B, R) -> Pairs
+    """
 
     gives = Pairs
 

@@ -10,20 +10,29 @@ from unimetric.geometry import Dice, Pairs, Triplets, draw
 
 
 class DistanceWeighted(nn.Module):
-    """Sampling matters in deep embedding learning (Wu et al., ICCV 2017); eqs. 23 and 24 of Roth et al. 2020.
+    """Sampling of negatives with equal probability at all distances.
 
-        P(n | a)  ~  1 / q(max(d_an, cutoff)),   log q(d) = (D - 2) log d + (D - 3)/2 log(1 - d^2 / 4)
+        P(n | a) ~ 1 / q(max(d_an, cutoff)),   log q(d) = (D - 2) log d + (D - 3)/2 log(1 - d^2 / 4)
 
-    where q is the density of distances between uniform points of the sphere in D dimensions, so that negatives come evenly from all
-    distances. One triplet an anchor; the positive is drawn evenly; an anchor alone in its class is its own positive.
+    q is the density of distances between uniform points on the unit sphere in D dimensions. Each
+    anchor has one triplet, and its positive is drawn uniformly. An anchor without another sample of
+    its class is its own positive.
 
-    Differs from the printed equations: d is squared inside q, and the distance is clipped rather than the weight. The upper cutoff of
-    1.4 in the paper's text is not applied in the authors' code; `upper_cutoff=1.4` applies it, falling back to any negative where
-    nothing is left.
+    Differs from the paper:
+        In eq. 23 of Roth et al. 2020, d must be squared inside q. The distance is clipped instead
+        of the weight of eq. 24. Their code does not apply the upper cutoff of 1.4 that the text
+        states. `upper_cutoff=1.4` applies it. If no negative is left, any negative may be drawn.
+
+    Reference:
+        Sampling matters in deep embedding learning (Wu et al., ICCV 2017); eqs. 23 and 24 of Roth
+        et al. 2020.
 
     Args:
-        cutoff: distances below count as this one.
-        upper_cutoff: distances above are not drawn; `None` draws them all.
+        cutoff: Lower bound to which smaller distances are raised.
+        upper_cutoff: Distance above which negatives are not drawn. None draws all.
+
+    Shape:
+        similarity (B, R) -> Triplets, B of them
     """
 
     gives = Triplets
@@ -40,8 +49,8 @@ class DistanceWeighted(nn.Module):
             near = allowed & (square < self.upper_cutoff**2)
             found = near.any(-1, keepdim=True)
             allowed, square = torch.where(found, near, allowed), torch.where(found, square, 1)
-        # 1/q = (d^2 (1 - d^2/4))^(-(D - 3)/2) / d: one logarithm. The largest of each row becomes 1: raw ones overflow beyond some fifty
-        # dimensions.
+        # 1/q = (d^2 (1 - d^2/4))^(-(D - 3)/2) / d needs one logarithm. The largest weight per row is scaled
+        # to 1, because raw weights overflow above about 50 dimensions.
         log_weight = (3 - pairs.dim) / 2 * (square * (1 - square / 4).clamp_min(1e-8)).log()
         log_weight = torch.where(allowed, log_weight, -torch.inf)
         weight = (log_weight - log_weight.amax(-1, keepdim=True).clamp_min(-1e30)).exp() * square.rsqrt()

@@ -12,11 +12,17 @@ from unimetric.geometry import Pairs, Triplets
 
 
 class Hardest(nn.Module):
-    """Batch hard: in defense of the triplet loss for person re-identification, eq. 5 (Hermans et al., 2017). PUMA's for the triplet loss.
+    """Selection of the farthest positive and the nearest negative of each anchor.
 
         p = argmax_p d_ap,   n = argmin_n d_an
 
-    One triplet an anchor, nothing drawn.
+    Each anchor has one triplet, and nothing is random. PUMA uses this miner for the triplet loss.
+
+    Reference:
+        In defense of the triplet loss for person re-identification (Hermans et al., 2017), eq. 5.
+
+    Shape:
+        similarity (B, R) -> Triplets, B of them
     """
 
     gives = Triplets

@@ -1,4 +1,4 @@
-"""The pair mining of the multi-similarity loss."""
+"""Pair mining of the multi-similarity loss."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from unimetric.geometry import Pairs, masked_max, masked_min
 
 
 class MultiSimilarity(nn.Module):
-    """Multi-similarity loss with general pair weighting, sec. 4.1 (Wang et al., CVPR 2019); eq. 11 of Roth et al. 2020.
+    """Selection of pairs that are harder than an anchor's extreme pair of the other type.
 
-        keep n where  s_an + epsilon > min_p s_ap;  keep p where  s_ap - epsilon < max_n s_an
+        select n if  s_an + epsilon > min_p s_ap;   select p if  s_ap - epsilon < max_n s_an
+
+    Reference:
+        Multi-similarity loss with general pair weighting (Wang et al., CVPR 2019), sec. 4.1; eq. 11
+        of Roth et al. 2020.
 
     Args:
-        epsilon: how far from its rivals' extreme a pair is still of interest.
+        epsilon: Tolerance of the comparison, in units of cosine similarity.
+
+    Shape:
+        similarity (B, R) -> Pairs
     """
 
     gives = Pairs
@@ -28,7 +35,7 @@ class MultiSimilarity(nn.Module):
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Pairs:
         weakest = masked_min(similarity, pairs.positive)[:, None]
         strongest = masked_max(similarity, pairs.negative)[:, None]
-        # An anchor without positives keeps no negative (the minimum is +inf), and the other way round.
+        # Without positives the minimum is +inf, so that no negative is selected, and vice versa.
         return replace(
             pairs,
             positive=pairs.positive & (similarity - self.epsilon < strongest),

@@ -10,12 +10,20 @@ from unimetric.geometry import Dice, Pairs, Triplets, draw
 
 
 class Random(nn.Module):
-    """Random tuple mining; sec. 3.1 of Roth et al. 2020, after Hu et al., CVPR 2014.
+    """Uniform sampling of one positive and one negative per anchor.
 
-        p evenly among the positives;  n evenly among the negatives
+        p uniform over the positives;   n uniform over the negatives
 
-    One triplet an anchor, as in the paper. Differs from the authors' code, which lists every triplet and draws as many as the batch has
-    samples: the same on average with equally many samples a class, without the list.
+    Differs from the paper:
+        The code of Roth et al. lists every triplet and draws as many as the batch has samples. With
+        equally many samples per class, the expectation is the same.
+
+    Reference:
+        Discriminative deep metric learning for face verification in the wild (Hu et al., CVPR
+        2014); sec. 3.1 of Roth et al. 2020.
+
+    Shape:
+        similarity (B, R) -> Triplets, B of them
     """
 
     gives = Triplets

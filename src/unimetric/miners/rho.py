@@ -1,4 +1,4 @@
-"""Rho-regularisation: now and then a positive in the place of the negative."""
+"""Rho regularization."""
 
 from __future__ import annotations
 
@@ -12,21 +12,33 @@ from unimetric.spec import create
 
 
 class Rho(nn.Module):
-    """Rho-regularisation (Roth et al., ICML 2020, sec. 5): R-Contrastive, R-Margin, R-SNR, R-Triplet.
+    """Random replacement of a triplet's negative by a positive (rho regularization).
 
-        with probability p_switch the triplet (a, p, n) becomes (a, a, p'),  p' evenly among the positives
+        with probability p_switch, (a, p, n) becomes (a, a, p'),   p' uniform over the positives
 
-    so that samples of one class are pushed apart a little, and the embedding keeps more directions. Anchors alone in their class are
+    Samples of one class are pushed apart slightly, so that the embedding keeps more directions. The
+    variants are R-Contrastive, R-Margin, R-SNR and R-Triplet. Anchors without a positive are
     skipped.
 
-    The paper's text leaves open whether the positive stays; here the anchor takes its place and so there is no pull, as in the authors'
-    miner. Their p_switch: for CUB200 0.4 (contrastive, triplet, margin of beta 0.6), 0.35 (margin of beta 1.2), 0.3 (SNR); 0.35 for
-    CARS196; 0.15 for SOP. The loss `multi_similarity` skips an anchor without a positive pair, so that with it a switched one is left out
-    and nothing is pushed apart.
+    Their p_switch on CUB200 is 0.4 (contrastive, triplet, margin with beta 0.6), 0.35 (margin with
+    beta 1.2) and 0.3 (SNR). It is 0.35 on CARS196 and 0.15 on SOP. The loss `multi_similarity`
+    skips anchors without a positive pair. It therefore skips switched triplets, and the miner has
+    no effect on them.
+
+    Differs from the paper:
+        The text does not state whether the positive stays. Here the anchor replaces it, so that
+        nothing is pulled, as in the authors' miner.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), sec. 5.
 
     Args:
-        p_switch: how often.
-        miner: whose triplets; any that gives triplets, written as a name or a call.
+        p_switch: Probability of a switch.
+        miner: Spec string of the miner whose triplets are switched. Requires a triplet miner.
+
+    Shape:
+        similarity (B, R) -> Triplets, as many as those of `miner`
     """
 
     gives = Triplets
@@ -37,10 +49,10 @@ class Rho(nn.Module):
         self.miner = create("miners", miner)
         if self.miner.gives is not Triplets:
             raise UnimetricError(
-                f"rho switches the negatives of triplets, but the miner {type(self.miner).__name__} gives {self.miner.gives.__name__}",
-                "leave `miner` out, or write `rho(miner='distance_weighted')` or another that gives triplets",
+                f"rho: `miner` must give Triplets, but {type(self.miner).__name__} gives {self.miner.gives.__name__}",
+                "omit `miner`, or use `rho(miner='distance_weighted')`",
             )
-        self.dice = Dice(1)  # not the numbers of its miner
+        self.dice = Dice(1)  # other random numbers than those of `miner`
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         mined = self.miner(similarity, pairs)

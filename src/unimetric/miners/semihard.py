@@ -10,14 +10,25 @@ from unimetric.geometry import Dice, Pairs, Triplets, draw, euclidean
 
 
 class Semihard(nn.Module):
-    """FaceNet (Schroff et al., CVPR 2015); eq. 20 of Roth et al. 2020.
+    """Sampling of negatives that are farther than the positive, but within the margin.
 
-        p evenly among the positives;  n evenly among  {n : d_ap < d_an < d_ap + margin},  or among all negatives where there is none
+        p uniform over the positives
+        n uniform over {n : d_ap < d_an < d_ap + margin}, or over all negatives if that set is empty
 
-    with d the Euclidean distance of unit vectors. One triplet an anchor. Differs from the printed equation: it lacks the upper bound.
+    d is the Euclidean distance between normalized embeddings. Each anchor has one triplet.
+
+    Differs from the paper:
+        Eq. 20 of Roth et al. 2020 omits the upper bound.
+
+    Reference:
+        FaceNet: a unified embedding for face recognition and clustering (Schroff et al., CVPR
+        2015); eq. 20 of Roth et al. 2020.
 
     Args:
-        margin: width of the band; the margin of the loss.
+        margin: Width of the band. Use the margin of the loss.
+
+    Shape:
+        similarity (B, R) -> Triplets, B of them
     """
 
     gives = Triplets

@@ -10,13 +10,22 @@ from unimetric.geometry import Dice, Pairs, Triplets, draw, masked_max, masked_m
 
 
 class Softhard(nn.Module):
-    """Soft-hard mining (Roth & Brattoli, 2019); eqs. 21 and 22 of Roth et al. 2020.
+    """Sampling among positives and negatives that are harder than the other type's extreme.
 
-        p evenly among  {p : d_ap > min_n d_an},  or among all positives where there is none
-        n evenly among  {n : d_an < max_p d_ap},  or among all negatives where there is none
+        p uniform over  {p : d_ap > min_n d_an},  or over all positives if that set is empty
+        n uniform over  {n : d_an < max_p d_ap},  or over all negatives if that set is empty
 
-    One triplet an anchor. Differs from the printed equations: the extremes are distances, not the samples that reach them, and eq. 22
-    is of the positive.
+    Each anchor has one triplet.
+
+    Differs from the paper:
+        The extremes in eqs. 21 and 22 of Roth et al. 2020 are distances here, not the samples that
+        attain them. Eq. 22 describes the positive.
+
+    Reference:
+        Deep metric learning baselines (Roth & Brattoli, 2019); eqs. 21 and 22 of Roth et al. 2020.
+
+    Shape:
+        similarity (B, R) -> Triplets, B of them
     """
 
     gives = Triplets

@@ -1,4 +1,4 @@
-"""What the coded residual transform minimises."""
+"""Objective of the coded residual transform."""
 
 from __future__ import annotations
 
@@ -15,29 +15,38 @@ from unimetric.spec import create
 
 
 class CRT(nn.Module):
-    """Coded residual transform for generalizable deep metric learning (Kan et al., NeurIPS 2022), for a head of two branches.
+    """Objective of the coded residual transform, for a head with two branches.
 
         L = diversity L_div + low loss(f1) + high loss(f2) + consistency |S1 - S2|_1
         L_div = 1/(K (K - 1)) sum_{k != j} |cos(c_k, c_j)|
 
-    with f1 and f2 the branches, S1 and S2 their (B, B) matrices of cosine similarities, and c_k the prototypes of the head; where it has
-    several sets, their L_div add up. The paper's loss is multi-similarity, divided by the batch; any other may stand in its place, built
-    once for each branch.
+    f1 and f2 are the branches, S1 and S2 their (B, B) matrices of cosine similarities, and c_k the
+    prototypes of the head. With several sets of prototypes, their L_div are added. The paper's loss is
+    multi-similarity, divided by the batch size. Any other loss is possible; it is built once per branch.
 
-    Differs from the printed equation: eq. 5 sums over all B x B entries, whose gradient outweighs that of the loss by the batch size at
-    the printed weights. `reduction="mean"` keeps the two of one order; `row` divides the sum by B, and `sum` is the literal one.
+    Differs from the paper:
+        Eq. 5 sums over all B x B entries. At the printed weights, the gradient of that sum exceeds the
+        gradient of the loss by a factor of about B. `reduction="mean"` gives both the same order of
+        magnitude, `row` divides the sum by B, and `sum` is the printed equation.
+
+    Reference:
+        Coded residual transform for generalizable deep metric learning (Kan et al., NeurIPS 2022).
 
     Args:
-        loss: a part of `losses/`, for each branch.
-        miner: a part of `miners/`; the loss's own where none is named.
-        low: weight of the loss on the first branch, which retrieval uses.
-        high: weight of the loss on the second branch: 0.1 for CUB and Cars196, 0.9 for Stanford Online Products and In-Shop.
-        consistency: weight of the difference of the similarities; 0 leaves it out.
-        diversity: weight of the prototypes' likeness; 0 leaves it out, and lets heads without prototypes in.
-        reduction: of the difference: `mean`, `row` or `sum`.
-        detach_high: only the first branch learns from the difference; not in the paper.
-        num_classes: training classes.
-        branches: dimensions of the head's branches; a run gives it.
+        loss: Spec string of the loss of each branch.
+        miner: Spec string of the miner. Defaults to the loss's default miner.
+        low: Weight of the loss on the first branch, the embedding.
+        high: Weight of the loss on the second branch: 0.1 for CUB and Cars196, 0.9 for Stanford Online
+            Products and In-Shop. With 0 the term is skipped.
+        consistency: Weight of the difference between the similarities. With 0 the term is skipped.
+        diversity: Weight of the similarity between prototypes. With 0 the term is skipped, and the head needs no prototypes.
+        reduction: Reduction of the difference: `mean`, `row` or `sum`.
+        detach_high: Whether only the first branch receives the gradient of the difference. Not in the paper.
+        num_classes: Number of training classes.
+        branches: Dimensions of the head's branches. Provided by the run.
+
+    Shape:
+        embeddings (B, D), labels (B,) -> one scalar per term
     """
 
     def __init__(
@@ -57,22 +66,22 @@ class CRT(nn.Module):
         super().__init__()
         if len(branches) != 2:
             raise UnimetricError(
-                f"the objective `crt` compares two branches, but the head has {len(branches)}",
-                'write `head = "crt"`, or `objective = "plain"`',
+                f"the objective `crt` requires a head with two branches, got {len(branches)}",
+                'use `head = "crt"`, or `objective = "plain"`',
             )
         if reduction not in _REDUCTIONS:
-            raise UnimetricError(f"`reduction` of the objective `crt` cannot be {reduction!r}", "choose from: " + ", ".join(_REDUCTIONS))
+            raise UnimetricError(f"crt: `reduction` must be one of `mean`, `row`, `sum`, got {reduction!r}", "use `reduction='mean'`")
         self.low_loss, self.high_loss = (create("losses", loss, miner=miner, num_classes=num_classes, dim=dim) for dim in branches)
         self.low, self.high, self.consistency, self.diversity = low, high, consistency, diversity
         self.reduction, self.detach_high = reduction, detach_high
-        self.heads: list[Any] = []  # in a list, so that the head's weights do not become the objective's
+        self.heads: list[Any] = []  # a list, so that the head is not registered as a submodule
 
     def meet(self, model: Any) -> None:
-        """Remember the head whose prototypes are to differ."""
+        """Store the head, whose prototypes the diversity term reads."""
         if self.diversity and not getattr(model.head, "prototype_sets", ()):
             raise UnimetricError(
-                f"the objective `crt` keeps prototypes apart, but the head {type(model.head).__name__} has none",
-                'write `head = "crt"`, or `objective = "crt(diversity=0)"`',
+                f"the objective `crt` requires a head with prototypes, but the head {type(model.head).__name__} has none",
+                'use `head = "crt"`, or `objective = "crt(diversity=0)"`',
             )
         self.heads = [model.head]
 
@@ -93,7 +102,7 @@ _REDUCTIONS = {"mean": lambda x: x.mean(), "row": lambda x: x.sum() / len(x), "s
 
 
 def likeness(prototypes: Float[Tensor, "K L"]) -> Float[Tensor, ""]:
-    """Mean absolute cosine of two different prototypes; zero where there is one alone."""
+    """Return the mean absolute cosine similarity between different prototypes; zero for one prototype."""
     count = len(prototypes)
-    # One triangle: the diagonal is no pair, and the other triangle is the same.
+    # The matrix is symmetric, so one triangle without the diagonal has every pair.
     return cosines(prototypes).abs().triu(1).sum() * (2 / max(1, count * (count - 1)))

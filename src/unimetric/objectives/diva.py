@@ -203,7 +203,10 @@ def rarity(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int, columns
 
 
 def likeness(regressor: nn.Module, source: Float[Tensor, "B D"], target: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
-    """How well one head foretells another. Rising to the regressor, falling to the heads: their gradient is reversed."""
+    """Compute how well a regressor predicts one head from another.
+
+    The gradient of both heads is reversed, so the regressor and the heads have opposite aims.
+    """
     source, target = _Reverse.apply(unit(source)), _Reverse.apply(unit(target))
     return (target * unit(regressor(source))).square().mean()
 

@@ -1,4 +1,4 @@
-"""Self-distillation from wider target branches, which are gone at test time."""
+"""Self-distillation from wider target branches, which are not used at test time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from unimetric.spec import create
 
 
 class S2SD(nn.Module):
-    """Simultaneous similarity-based self-distillation (Roth et al., ICML 2021; arXiv 2009.08348), over any loss.
+    """Self-distillation from wider target branches, over any loss.
 
         L = (loss(f) + mean_t loss_t(g_t)) / 2 + weight mean_t KL(S_t || S) + feature_weight KL(S_feature || S)
         KL(S_t || S) = T^2 / B sum over rows of  sum_j p_t log(p_t / p),   p = softmax over the row of S / T
 
-    with f the embedding, g_t a small network of the features with t dimensions and a loss of its own (its own boundaries or proxies), and
-    S, S_t, S_feature the (B, B) cosine similarities, diagonal included. The target side has no gradient: the embedding learns from the
-    branches, never they from it. All of it lives in the objective, so that the model at test time is the plain one.
+    f is the embedding. g_t is a small network of the features with t dimensions, with a separate loss
+    and its thresholds or proxies. S, S_t and S_feature are the (B, B) cosine similarities, diagonal
+    included. The target side has no gradient, so the branches do not learn from the embedding. All
+    branches belong to the objective; the model at test time is the plain one.
 
-    The authors' values are the defaults. ooDML runs `dims=(1024, 1536, 2048), pool_aggr=True, delay=0` on CUB200 and CARS196, and
-    `weight=5.0, feature_weight=5.0` on Stanford Online Products. In runs of a few epochs 50 holds the embedding to branches that know
-    nothing yet: on glyphs and on cars 5 learns much faster.
+    The defaults are those of the authors. ooDML (Milbich et al. 2021) uses
+    `dims=(1024, 1536, 2048), pool_aggr=True, delay=0` on CUB200 and Cars196, and
+    `dims=(1024, 1536, 2048), weight=5.0, feature_weight=5.0` on Stanford Online Products, with
+    `margin(or_count=True)`. The count matters here: the loss is weighed against the distillation.
+
+    Reference:
+        Simultaneous similarity-based self-distillation for deep metric learning (Roth et al., ICML 2021).
 
     Args:
-        loss: a part of `losses/`, for the embedding and for every target branch.
-        miner: a part of `miners/`; the loss's own where none is named.
-        dims: dimensions of the target branches.
-        temperature: T of the softmax.
-        weight: of the distillation from the target branches.
-        feature_weight: of the distillation from the features; 0 leaves it out.
-        delay: steps before the features are distilled.
-        pool_aggr: the features are the mean and the maximum over the map, added; otherwise the backbone's summary.
-        half_targets: on a GPU the networks of the target branches run in bfloat16, as the backbone does.
-        num_classes: training classes.
-        dim: embedding dimension.
-        features: channels of the backbone.
+        loss: Loss spec string, for the embedding and for every target branch.
+        miner: Miner spec string. Defaults to the loss's miner.
+        dims: Dimensions of the target branches.
+        temperature: Temperature T of the softmax.
+        weight: Weight of the distillation from the target branches.
+        feature_weight: Weight of the distillation from the features; 0 skips it.
+        delay: Number of steps before the features are distilled.
+        pool_aggr: Whether the features are the sum of mean and maximum over the map. If not, they are the global token.
+        half_targets: Whether the target networks run in bfloat16 on a GPU, as the backbone does.
+        num_classes: Number of training classes. Provided by the run.
+        dim: Embedding dimension. Provided by the run.
+        features: Number of backbone channels. Provided by the run.
     """
 
     reads = ("tokens",)
@@ -74,7 +79,7 @@ class S2SD(nn.Module):
         features = full(output.features)
         if self.pool_aggr:
             features = features + full(output.tokens[:, 1:].amax(1))
-        # Twenty million weights for a hundred pictures: in float32 these products would cost more than all the rest of it.
+        # With twenty million weights for about a hundred images, these products would dominate the step in float32.
         with torch.autocast(features.device.type, dtype=torch.bfloat16, enabled=self.half_targets and features.is_cuda):
             targets = [full(target(features)) for target in self.targets]
         own = [loss(target, labels) for loss, target in zip(self.losses, targets, strict=True)]

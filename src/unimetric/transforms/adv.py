@@ -1,4 +1,4 @@
-"""Advanced augmentation: crops and colours."""
+"""Advanced augmentation with crops and colors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from unimetric.transforms import Recipe
 
 
 def adv(*, size: int = 224, resize: int = 256, grayscale: float = 0.2, jitter: float = 0.2) -> Recipe:
-    """`adv` of Roth et al. 2020, app. B: `base` with random loss of colour and jitter of brightness, contrast, saturation and hue.
+    """Random crops with random grayscale and color jitter.
 
-    Differs from torchvision's ColorJitter, which the authors use: the four come in one order, not a random one.
+    A random subset of the images is converted to grayscale. Then brightness, contrast, saturation
+    and hue of every image are jittered, in that order. All else is as in `base`.
+
+    Differs from the paper:
+        The authors use torchvision's ColorJitter, which applies the four changes in random order.
+        Grayscale comes before the jitter, as in their code.
+
+    Reference:
+        `adv` of Roth et al. 2020, app. B.
 
     Args:
-        size: side of the square.
-        resize: short side of a test picture before its centre is cut out.
-        grayscale: probability of losing all colour.
-        jitter: how far each of the four may go.
+        size: Side of the crop in pixels.
+        resize: Short side of a test image in pixels, before its center crop.
+        grayscale: Probability of the conversion to grayscale.
+        jitter: Largest relative change of brightness, contrast and saturation, and largest change of
+            hue in turns.
     """
     return Recipe(size=size, resize=resize, grayscale=grayscale, jitter=jitter)

@@ -1,0 +1,42 @@
+"""Pooling and initialization that the heads share."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unimetric.errors import UnimetricError
+
+POOLS = ("summary", "mean", "max")
+
+
+def check_choice(head: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise an error that names the argument unless its value is one of the choices."""
+    if value not in choices:
+        listed = ", ".join(f"`{choice}`" for choice in choices)
+        raise UnimetricError(f"{head}: `{name}` must be one of {listed}, got {value!r}", f"use `{name}={choices[0]!r}`")
+
+
+def pool_tokens(tokens: Float[Tensor, "B N C"], pool: str) -> Float[Tensor, "B C"]:
+    """Reduce the tokens of an image to one vector.
+
+    Args:
+        tokens: Global token, then the spatial positions.
+        pool: `summary` for the global token, `mean` or `max` over the spatial positions.
+
+    Returns:
+        One vector per image, (B, C).
+    """
+    if pool == "summary":
+        return tokens[:, 0]
+    if tokens.shape[1] < 2:
+        raise UnimetricError(f"`pool={pool!r}` requires spatial positions, but the backbone returns only a global token", "drop `pool`")
+    positions = tokens[:, 1:]
+    return positions.mean(1) if pool == "mean" else positions.amax(1)
+
+
+def init_kaiming(layer: nn.Linear) -> None:
+    """Draw the weights from a normal distribution with variance 2 / outputs and set the bias to zero."""
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
