@@ -12,18 +12,20 @@ demo: $(VENV)/ready           ## train on letters, test on letters never seen
 test: $(VENV)/ready           ## every test; real pictures too where UNIMETRIC_DATA names them
 	$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/ready          ## style, types, who imports whom, every config
+check: $(VENV)/ready          ## style, types, imports, every config and the papers' protocols
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/unimetric check configs/*.toml configs/grids/*.toml
+	$(BIN)/python -m unimetric.bench.protocols
 
 bench: $(VENV)/ready          ## side by side with the peers; prints ratios
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(VENV)/ready           ## write the pages that are generated
 	$(BIN)/python -m unimetric.catalogue > docs/papers.md
+	$(BIN)/python -m tests.parity.table > docs/parity.md
 
 results: $(VENV)/ready        ## write docs/results.md and its figures from results/*.json
 	$(BIN)/python results/page.py

@@ -47,8 +47,9 @@ def runs(tmp_path: Path) -> Callable[..., Path]:
         labels = {}
         base = RunConfig(
             dataset="cub200",
-            backbone="timm(name='resnet50', pretrained=True, frozen_batchnorm=True)",
+            backbone="timm(name='resnet50.tv_in1k', pretrained=True, frozen_batchnorm=True, train_affine=True)",
             head="linear(dim=128)",
+            sampler="samples_per_class(n=2, with_replacement=True)",
             metrics=("recall(k=1)", "spectral_decay"),
             epochs=epochs,
         )

@@ -34,9 +34,9 @@ def record(
         "objective": "plain",
     }
     known |= {
-        "backbone": "timm(name='resnet50', pretrained=True)",
+        "backbone": "timm(name='resnet50.tv_in1k', pretrained=True)",
         "head": "linear(dim=128)",
-        "sampler": "samples_per_class(n=2)",
+        "sampler": "samples_per_class(n=2, with_replacement=True)",
         "adapter": "",
     }
     best = {"epoch": 1, "test/recall(k=1)": recall, "test/spectral_decay": decay}
@@ -119,7 +119,11 @@ def test_the_papers_values() -> None:
     assert of(loss="margin(beta=0.6)", miner="rho(p_switch=0.3)") is None  # other settings, no value
     assert of(head="linear(dim=512)") is None
     assert of(sampler="frechet_matching") == "62.64 ± 0.34"
-    assert of(dataset="cars196", split="published(path='x.json', split=8)", head="linear(dim=512)") == "64.77"
+    assert of(sampler="samples_per_class(n=2)") is None  # the authors draw with replacement
+    assert of(backbone="timm(name='resnet50', pretrained=True)") is None  # other weights
+    shifted = {"dataset": "cars196", "split": "published(path='x.json', split=8)", "sampler": "samples_per_class(n=2)"}
+    assert of(**shifted, head="linear(dim=512)", loss="margin(beta=1.2, or_count=True)") == "64.77"
+    assert of(**shifted, head="linear(dim=512)", loss="margin(beta=1.2)") is None  # divided by pairs
     assert of(dataset="glyphs") is None
     assert of(dataset="cub200(root='elsewhere')") == "63.09 ± 0.46"
     packed = replace(record("a", dataset="pack(path='x.pack')"), gallery={"source": np.array(["cub200"])})
@@ -127,13 +131,13 @@ def test_the_papers_values() -> None:
     crt = {"backbone": "mit(name='b1', pretrained=True)", "head": "crt", "objective": "crt", "loss": "multi_similarity(kept_only=False)"}
     assert of(**crt, miner="", sampler="samples_per_class(n=5)") == "75.95"
     assert of(**crt, miner="", sampler="samples_per_class(n=5)", split="ood(path='x.json', split=9)") is None  # the table has no shift
-    assert of(dataset="cars196", split="published(path='x.json', split=8)", head="linear(dim=128)") is None  # the table's has 512
+    assert of(**shifted, head="linear(dim=128)", loss="margin(beta=1.2, or_count=True)") is None  # the table's has 512
 
 
 def test_the_papers_values_of_eight_datasets_are_not_those_of_four() -> None:
     puma = {
         "backbone": "timm(name='vit_small_patch16_224', pretrained=True)",
-        "loss": "curricularface(margin=0.3, scale=32.0, per_class_t=True, lr=1.0)",
+        "loss": "curricularface(margin=0.3, scale=32.0, per_class_t=True, lr=1.0, weight_decay=1e-4)",
         "miner": "",
         "sampler": "shuffle",
         "adapter": "puma",
