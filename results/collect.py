@@ -1,18 +1,20 @@
-"""Bundles run folders into one small JSON file, from which `results/page.py` makes the page of results.
+"""Add run folders to a JSON file of results, from which `results/page.py` writes the results page.
 
-    python results/collect.py runs/a runs/b --out results/universal.json --session third --rename "shards.cub=pack(path='cub.pack')"
+    python results/collect.py runs/margin runs/diva --into results/oodml.json --commit 1a2b3c4 \
+        --device "NVIDIA H200" --command "unimetric train configs/diva_cars196.toml"
 
-Of each run: the settings that differ from the defaults, every line of its log that has metrics, training seconds, pictures a second, and
-what it ran on. Of a path, only the file's name is kept. Runs that are in the file already stay; those of the same name are replaced. Unlike
-`unimetric report` this takes unfinished runs too, and folders of which only settings and log were kept. A file of splits, which
-`unimetric split` wrote, is taken alone: its distances are kept, its classes are not.
+A run is stored with its date, commit, device, command, the settings that differ from the defaults, its
+training time and speed, and its whole learning curve. Machine paths are reduced to file names. The name of
+a run is the folder's name and its seed; a stored run of the same name is replaced. Unfinished runs are
+accepted. A file of `unimetric split` is reduced to its distances:
 
-    python results/collect.py cars_splits.json --out results/splits_cars196.json --session third
+    python results/collect.py cars_splits.json --into results/splits_cars196.json --commit 1a2b3c4 --command "..."
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import re
 import statistics
@@ -25,131 +27,139 @@ from unimetric.config import NO_RESULT, RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 
-#: A path that leads somewhere on one machine only, up to the quote that ends it.
+#: An absolute, home or parent path, up to the quote that ends it.
 _PATH = re.compile(r"(?<![\w.)])(?:~\w*|\.\.)?/(?:[^'\"]*/)?([^'\"/]*)")
+#: Keys of metric values: `test/recall(k=1)`, and for a variant of the head `test weights=1,1,1,1/recall(k=1)`.
+_METRIC = re.compile(r"(test|validation)( [^/]*)?/")
 
 
-def scrubbed(value: Any, renames: dict[str, str]) -> Any:
-    """A setting without machine paths.
+def scrub(value: Any, renames: dict[str, str]) -> Any:
+    """Remove machine paths from a setting.
 
     Args:
-        value: a setting, as `config.toml` has it.
-        renames: whole texts to write differently, such as a dataset that is a function outside the project.
+        value: Setting, as in `config.toml`.
+        renames: Replacements for whole settings, such as a dataset that is a function outside the project.
 
-    >>> scrubbed("timm(name='resnet50', weights='/data/x.safetensors', stride_first=True)", {})
+    >>> scrub("timm(name='resnet50', weights='/data/x.safetensors', stride_first=True)", {})
     "timm(name='resnet50', weights='x.safetensors', stride_first=True)"
     """
     if isinstance(value, list):
-        return [scrubbed(item, renames) for item in value]
+        return [scrub(item, renames) for item in value]
     if not isinstance(value, str):
         return value
     return renames[value] if value in renames else _PATH.sub(r"\1", value)
 
 
-def short(value: Any) -> Any:
-    """A number with six digits: percent with two decimals stay right."""
+def shorten(value: Any) -> Any:
+    """Round a number to six digits."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def collect(folder: Path, renames: dict[str, str], session: str) -> dict[str, Any]:
-    """What is kept of one run.
+def collect(folder: Path, renames: dict[str, str], source: dict[str, str]) -> dict[str, Any]:
+    """Read one run.
 
     Args:
-        folder: with `config.toml` and `metrics.jsonl`; `environment.json`, `adapt_*_shots.json` and `train.json`, which
-            `unimetric evaluate RUN --part train --out RUN/train.json` writes, are read where they are.
-        renames: as in `scrubbed`.
-        session: when it was made.
+        folder: Run folder with `config.toml` and `metrics.jsonl`. `environment.json`, `adapt_*_shots.json` and `train.json`
+            (of `unimetric evaluate RUN --part train --out RUN/train.json`) are read if they exist.
+        renames: As in `scrub`.
+        source: Date, commit, device and command. An empty device is read from `environment.json`.
     """
     try:
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError as error:
-        raise UnimetricError(f"{folder}: {Path(error.filename).name} is absent", "name folders that `unimetric train` filled") from None
+        raise UnimetricError(f"{folder}: {Path(error.filename).name} is missing", "name folders that `unimetric train` wrote") from None
     except ValueError as error:
-        raise UnimetricError(f"{folder}: cannot be read: {error}", "mend it or leave it out") from None
+        raise UnimetricError(f"{folder}: cannot be read: {error}", "fix the file or skip the folder") from None
     defaults = asdict(RunConfig()) | {"metrics": list(RunConfig().metrics)}
-    told = {key: value for key, value in settings.items() if key not in NO_RESULT and value != defaults.get(key)}
-    measured = [{key: short(value) for key, value in line.items() if key == "epoch" or _is_metric(key)} for line in lines]
+    changed = {key: value for key, value in settings.items() if key not in NO_RESULT and value != defaults.get(key)}
+    environment = _read(folder / "environment.json")
+    run: dict[str, Any] = {key: value or environment.get(key, "") for key, value in source.items()}
+    run |= {"torch": environment.get("torch", ""), "settings": {key: scrub(value, renames) for key, value in changed.items()}}
     trained = [line for line in lines if "pictures_per_second" in line]
-    run: dict[str, Any] = {"session": session, "settings": {key: scrubbed(value, renames) for key, value in told.items()}}
-    environment = _table(folder / "environment.json")
-    run |= {key: environment[key] for key in ("device", "torch") if key in environment}
+    run["epochs"] = len(trained)
     if trained:
-        run |= {
-            "epochs": len(trained),
-            "seconds": round(sum(line["seconds"] for line in trained), 1),
-            "pictures_per_second": round(statistics.median(line["pictures_per_second"] for line in trained)),
-        }
+        run["seconds"] = round(sum(line["seconds"] for line in trained), 1)
+        run["pictures_per_second"] = round(statistics.median(line["pictures_per_second"] for line in trained))
     for path in sorted(folder.glob("adapt_*_shots.json")):
-        found = _table(path)
-        summary = {f"few_shot/{found['shots']}/{key}": [short(number) for number in pair] for key, pair in found["summary"].items()}
-        run["few_shot"] = run.get("few_shot", {}) | summary | {f"few_shot/{found['shots']}/episodes": len(found["episodes"])}
-    trained_on = _table(folder / "train.json")
-    if trained_on:
-        run["train"] = {f"train/{key}": short(value) for key, value in trained_on.items()}
-    run["lines"] = [line for line in measured if len(line) > 1]
+        found = _read(path)
+        values = {f"few_shot/{found['shots']}/{key}": [shorten(number) for number in pair] for key, pair in found["summary"].items()}
+        run["few_shot"] = run.get("few_shot", {}) | values | {f"few_shot/{found['shots']}/episodes": len(found["episodes"])}
+    if (folder / "train.json").exists():
+        run["train"] = {f"train/{key}": shorten(value) for key, value in _read(folder / "train.json").items()}
+    run["curve"] = as_columns([line for line in lines if any(_METRIC.match(key) for key in line)])
     return run
 
 
-def _is_metric(key: str) -> bool:
-    return key.startswith(("test/", "validation/"))
+def as_columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Turn the evaluated lines of a log into one list per metric, with None where a line lacks it."""
+    keys = dict.fromkeys(key for line in lines for key in line if key == "epoch" or _METRIC.match(key))
+    return {key: [shorten(line.get(key)) for line in lines] for key in keys}
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def written(runs: dict[str, dict[str, Any]]) -> str:
-    """Runs as JSON, one evaluated epoch a line."""
+def format_runs(runs: dict[str, dict[str, Any]]) -> str:
+    """Format runs as JSON with one key per line, and one metric of the learning curve per line."""
 
-    def one(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False)
+    def as_object(table: dict[str, Any], indent: str, nested: str = "") -> str:
+        texts = []
+        for key, value in table.items():
+            text = as_object(value, f"{indent} ") if key == nested and value else json.dumps(value, ensure_ascii=False)
+            texts.append(f"{indent} {json.dumps(key, ensure_ascii=False)}: {text}")
+        return "{\n" + ",\n".join(texts) + f"\n{indent}}}"
 
-    texts = []
-    for name, run in sorted(runs.items()):
-        head = "".join(f"   {one(key)}: {one(value)},\n" for key, value in run.items() if key != "lines")
-        lines = ",\n".join(f"    {one(line)}" for line in run["lines"])
-        texts.append(f"  {one(name)}: {{\n{head}" + (f'   "lines": [\n{lines}\n   ]' if lines else '   "lines": []') + "\n  }")
+    texts = [f"  {json.dumps(name)}: {as_object(run, '  ', 'curve')}" for name, run in sorted(runs.items())]
     return '{\n "runs": {\n' + ",\n".join(texts) + "\n }\n}\n"
 
 
-def distances(path: Path, session: str) -> str:
-    """A file of splits without its classes, as JSON, one step of the sequence a line.
+def format_distances(path: Path, source: dict[str, str]) -> str:
+    """Format a file of splits without its classes, as JSON with one step of the sequence per line.
 
     Args:
-        path: what `unimetric split` wrote.
-        session: when it was made.
+        path: File that `unimetric split` wrote.
+        source: Date, commit, device and command.
     """
-    found = _table(path)
-    head = {"session": session} | {key: short(found[key]) for key in ("format", "pictures", "no_shift", "plateau")}
-    head["splits"] = {number: {"key": step["key"], "distance": short(step["distance"])} for number, step in found["splits"].items()}
-    steps = [{"key": step["key"], "distance": short(step["distance"])} for step in found["history"]]
+    found = _read(path)
+    head = source | {key: shorten(found[key]) for key in ("format", "pictures", "no_shift", "plateau")}
+    head["splits"] = {number: {"key": step["key"], "distance": shorten(step["distance"])} for number, step in found["splits"].items()}
+    steps = [{"key": step["key"], "distance": shorten(step["distance"])} for step in found["history"]]
     texts = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     return "{\n" + texts + ' "history": [\n' + ",\n".join(f"  {json.dumps(step)}" for step in steps) + "\n ]\n}\n"
 
 
 def main(words: list[str] | None = None) -> None:
-    """Read the folders that are named, and write the file."""
+    """Read the given folders and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file, made or added to")
-    parser.add_argument("--session", default="", help="when the runs were made, such as `third`")
-    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="write this value of a setting differently")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders, or one file of `unimetric split`")
+    parser.add_argument("--into", "--out", type=Path, required=True, help="JSON file to create or extend")
+    parser.add_argument("--commit", required=True, help="commit of the code that ran")
+    parser.add_argument("--command", required=True, help="command that made the runs; settings of single runs are stored anyway")
+    parser.add_argument("--device", default="", help="device (default: from environment.json)")
+    parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date of the runs (default: today)")
+    parser.add_argument("--prefix", default="", help="text before the name of each run, such as `ood200_`")
+    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="replacement for a setting's value")
     given = parser.parse_args(words)
     renames = dict(word.split("=", 1) for word in given.rename if "=" in word)
     if len(renames) < len(given.rename):
-        raise SystemExit("error: --rename needs OLD=NEW, such as \"shards.cub=pack(path='cub.pack')\"")
+        raise SystemExit("error: `--rename` must be OLD=NEW, such as \"shards.cub=pack(path='cub.pack')\"")
+    command = " ".join(scrub(word, renames) for word in given.command.split(" "))
+    source = {"date": given.date, "commit": given.commit, "device": given.device, "command": command}
     if [path.suffix for path in given.folders] == [".json"]:
-        write_text(given.out, distances(given.folders[0], given.session))
+        write_text(given.into, format_distances(given.folders[0], source))
         return
-    runs = _table(given.out).get("runs", {})
+    runs = _read(given.into).get("runs", {})
     try:
         for folder in given.folders:
-            runs[folder.resolve().name] = collect(folder, renames, given.session)
+            run = collect(folder, renames, source)
+            seed = f"_{run['settings'].get('seed', 0)}"
+            runs[given.prefix + folder.resolve().name.removesuffix(seed) + seed] = run
     except UnimetricError as error:
         raise SystemExit(f"error: {error}") from None
-    write_text(given.out, written(runs))
-    print(f"{given.out}: {len(runs)} runs, {given.out.stat().st_size / 1024:.0f} KiB")
+    write_text(given.into, format_runs(runs))
+    print(f"{given.into}: {len(runs)} runs, {given.into.stat().st_size / 1024:.0f} KiB; run `make results`")
 
 
 if __name__ == "__main__":

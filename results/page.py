@@ -1,319 +1,287 @@
-"""Writes `docs/results.md` and its figures: prose from `results/page.md`, numbers from `results/*.json` as `results/tables.toml` says.
+"""Write `docs/results.md`, its figures and `results/runs.csv` from `results/*.json`: `make results`.
 
-    python results/page.py              # the page and its figures; `make results` does the same
-    python results/page.py --text       # the page alone
+`results/page.md` is the text of the page, `results/tables.toml` defines its tables. Placeholders of the text:
 
-In the prose, a line `{{ table: NAME }}` becomes a table, `{{ time: NAME }}` what its runs cost, `{{ cell: NAME > row > column }}` one of
-its numbers, `{{ correlation: NAME > column > column }}` Pearson's of two columns over its rows, and `{{ runs }}` a list of every run. Over
-several runs a number is their mean +- their standard deviation.
+    {{ table: NAME }}                                a table with its caption
+    {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
+    {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows
+    {{ verdict: TABLE > COLUMN > A over B, C ; T }}  verdict and evidence: whether row A exceeds rows B and C; T if runs are missing
+    {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
+import inspect
+import io
 import json
 import re
 import statistics
-import tempfile
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
 from unimetric.shift.ags import ags
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results.md"
-#: What a run has once, whatever the epoch.
-_WHOLE = ("epochs", "seconds", "pictures_per_second")
+DOCS = HERE.parent / "docs"
+Table = dict[str, Any]
 
 
 class Results:
-    """The numbers of a folder of results, and how they are put together.
+    """Stored runs and benchmarks, and the tables made of them.
 
     Args:
-        folder: with `tables.toml` and the JSON files that it names.
+        folder: Folder with `tables.toml` and the JSON files.
     """
 
     def __init__(self, folder: Path = HERE) -> None:
-        self.folder, self.place = folder, folder / "tables.toml"
-        declared = tomllib.loads(self.place.read_text(encoding="utf-8"))
-        self.tables: dict[str, dict[str, Any]] = declared.get("table", {})
-        self.figures: dict[str, dict[str, Any]] = declared.get("figure", {})
-        self.files: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, Table] = {}
+        self.records: dict[str, Table] = {}
+        for path in sorted(folder.glob("*.json")):
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            self.runs |= {name: run | {"file": path.name} for name, run in stored.get("runs", {}).items()}
+            self.records |= stored.get("benchmarks", {})
+        declared = tomllib.loads((folder / "tables.toml").read_text(encoding="utf-8"))
+        self.tables = {name: self.resolve(table) for name, table in declared.get("table", {}).items()}
+        self.figures = {name: figure for name, figure in declared.get("figure", {}).items() if self.find("table", figure["table"])["rows"]}
 
-    def read(self, file: str) -> dict[str, Any]:
-        """A JSON file, read once."""
-        if file not in self.files:
-            if not (self.folder / file).is_file():
-                raise UnimetricError(f"{self.place}: {file}: no such file", "make it with `python results/collect.py RUN... --out FILE`")
-            self.files[file] = json.loads((self.folder / file).read_text(encoding="utf-8"))
-        return self.files[file]
+    def resolve(self, table: Table) -> Table:
+        """Replace the groups of runs in a table's rows by lists of run names; drop rows without runs if it is `optional`."""
+        keys = {key for column in table["columns"] if "metric" in column for key in column.get("ags", [column.get("of", "runs")])}
+        rows = [self.records[name] for name in table.get("records", [])]
+        for row in table.get("rows", []):
+            groups = {key: self.select(row[key], row.get("variant", "")) for key in keys & row.keys()}
+            if all(groups.values()):
+                rows.append(row | groups)
+            elif not table.get("optional"):
+                raise UnimetricError(f"tables.toml: no runs for row `{row['label']}`", "collect them, or set `optional = true`")
+        return table | {"rows": rows, "keys": keys, "labels": [row["label"] for row in table.get("rows", [])]}
 
-    def table(self, name: str) -> dict[str, Any]:
-        """A declared table."""
-        if name not in self.tables:
-            raise UnimetricError(f"{self.place}: no table `{name}`", closest(name, self.tables))
-        return self.tables[name]
-
-    def run(self, table: str, name: str) -> dict[str, Any]:
-        """A run of a table's files."""
-        runs: dict[str, Any] = {}
-        for file in self.table(table)["files"]:
-            runs |= self.read(file)["runs"]
-        if name not in runs:
-            raise UnimetricError(
-                f"{self._files(table)}: no run `{name}`, which table `{table}` of {self.place.name} names", closest(name, runs)
-            )
-        return runs[name]
-
-    def _files(self, table: str) -> str:
-        return ", ".join(self.table(table)["files"])
-
-    # --- one number -------------------------------------------------------------------------------------------------
-
-    def number(self, table: str, name: str, column: dict[str, Any]) -> tuple[float, float | None]:
-        """A metric of one run, and half of its interval where the run itself has one (over episodes)."""
-        run, metric = self.run(table, name), column["metric"]
-        if metric in _WHOLE:
-            return float(self._get(run, metric, table, name)), None
-        if metric.startswith("train/"):
-            return float(self._get(run.get("train", {}), metric, table, name)), None
-        if metric.startswith("few_shot/"):
-            found = self._get(run.get("few_shot", {}), metric, table, name)
-            return (found[0], found[1]) if isinstance(found, list) else (found, None)
-        line = self._line(run, column, table, name)
-        return float(self._get(line, metric, table, name)), None
-
-    def _line(self, run: dict[str, Any], column: dict[str, Any], table: str, name: str) -> dict[str, Any]:
-        lines, epoch = run["lines"], column.get("epoch", "best")
-        if epoch in ("first", "last"):
-            return lines[0 if epoch == "first" else -1]
-        key = column.get("best", self.table(table)["best"])
-        for line in lines:
-            self._get(line, key, table, name)
-        trained = [line for line in lines if line["epoch"]]  # a run that never gets above where it started has a best epoch all the same
-        return max(trained or lines, key=lambda line: line[key])  # the first of equals
-
-    def _get(self, found: dict[str, Any], key: str, table: str, name: str) -> Any:
-        if key not in found:
-            raise UnimetricError(f"{self._files(table)}: run `{name}` has no `{key}`", closest(key, found))
-        return found[key]
-
-    def cell(self, table: str, row: dict[str, Any], column: dict[str, Any]) -> str:
-        """A number of a table, or the text that its row has in its place."""
-        if "text" in column:
-            return str(row.get(column["text"], ""))
-        if "ags" in column:
-            if any(key not in row for key in column["ags"]):
-                return ""
-            by_split = [[self.number(table, name, column)[0] for name in row[key]] for key in column["ags"]]
-            if len({len(seeds) for seeds in by_split}) > 1:
-                raise UnimetricError(f"{self.place}: table `{table}`, row `{row['label']}`: not as many runs of every split", "level them")
-            return shown([ags(list(column["ags"].values()), list(scores)) for scores in zip(*by_split, strict=True)], None, column)
-        of = column.get("of", "runs")
-        if of not in row:
-            return ""
-        found = [self.number(table, name, column) for name in row[of]]
-        return shown([value for value, _ in found], found[0][1] if len(found) == 1 else None, column)
-
-    def mean(self, table: str, names: list[str], column: dict[str, Any]) -> float:
-        """Over the runs."""
-        return statistics.fmean(self.number(table, name, column)[0] for name in names)
-
-    # --- what stands on the page ------------------------------------------------------------------------------------
-
-    def as_markdown(self, name: str) -> str:
-        """A declared table."""
-        table = self.table(name)
-        columns = table["columns"]
-        rows = [row["cells"] if "cells" in row else [self.cell(name, row, column) for column in columns] for row in table["rows"]]
-        for row, texts in zip(table["rows"], rows, strict=True):
-            if len(texts) != len(columns):
-                raise UnimetricError(f"{self.place}: table `{name}`, row `{row['label']}`: {len(texts)} cells", f"write {len(columns)}")
-        for place, column in enumerate(columns):
-            if column.get("bold"):
-                values = [_leading(texts[place]) for texts in rows]
-                for texts, value in zip(rows, values, strict=True):
-                    texts[place] = f"**{texts[place]}**" if value == max(values) else texts[place]
-        head = [table.get("label", ""), *(column["head"] for column in columns)]
-        lines = [_joined(head), "|---" * len(head) + "|"]
-        lines += [_joined([row["label"], *texts]) for row, texts in zip(table["rows"], rows, strict=True)]
-        return "\n".join(lines)
-
-    def names(self, name: str) -> list[str]:
-        """The runs of a table, in its order."""
-        found: dict[str, None] = {}
-        for row in self.table(name)["rows"]:
-            for value in row.values():
-                if isinstance(value, list) and value is not row.get("cells"):
-                    found |= dict.fromkeys(value)
-        return list(found)
-
-    def as_time(self, name: str) -> str:
-        """What a table's runs cost."""
-        runs = [self.run(name, each) for each in self.names(name)]
-        runs = [run for run in runs if "seconds" in run]
-        if not runs:
-            raise UnimetricError(f"{self.place}: table `{name}` has no run that says how long it took", "take `{{ time: ... }}` out")
-        spent, speed = sum(run["seconds"] for run in runs), statistics.median(run["pictures_per_second"] for run in runs)
-        return f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {spent:,.0f} s of training in all, median {speed:,.0f} pictures/s"
-
-    def as_cell(self, words: str) -> str:
-        """One number of a table: `table > row > column`."""
-        name, row, column = self._three("cell", words, "table > row > column")
-        found, shape = self._named(name, "rows", row), self._named(name, "columns", column)
-        return found["cells"][self.table(name)["columns"].index(shape)] if "cells" in found else self.cell(name, found, shape)
-
-    def as_correlation(self, words: str) -> str:
-        """Pearson's correlation of two columns over the rows of a table: `table > column > column`."""
-        name, first, second = self._three("correlation", words, "table > column > column")
-        points = self.points(name, first, second)
-        return f"{statistics.correlation([x for x, _, _ in points], [y for _, y, _ in points]):.2f} over {len(points)}"
-
-    def points(self, table: str, first: str, second: str) -> list[tuple[float, float, str]]:
-        """Two columns of each row that has runs, as they are shown, and its label."""
-        columns = [self._named(table, "columns", head) for head in (first, second)]
-        found = []
-        for row in (row for row in self.table(table)["rows"] if "cells" not in row):
-            x, y = (column.get("scale", 100) * self.mean(table, row[column.get("of", "runs")], column) for column in columns)
-            found.append((x, y, row["label"]))
-        return found
-
-    def _three(self, kind: str, words: str, form: str) -> list[str]:
-        parts = [word.strip() for word in words.split(">")]
-        if len(parts) != 3:
-            raise UnimetricError(f"{self.folder / 'page.md'}: cannot read `{kind}: {words}`", f"write `{{{{ {kind}: {form} }}}}`")
-        return parts
-
-    def _named(self, table: str, kind: str, word: str) -> dict[str, Any]:
-        known = {each["head" if kind == "columns" else "label"]: each for each in self.table(table)[kind]}
-        if word not in known:
-            raise UnimetricError(f"{self.place}: table `{table}` has no `{word}`", closest(word, known))
-        return known[word]
-
-    def as_runs(self) -> str:
-        """Every run that is kept: how long it trained, and how fast."""
-        lines = [_joined(["run", "file", "session", "epochs", "training, s", "pictures/s (median)"]), "|---" * 6 + "|"]
-        for file in sorted(path.name for path in self.folder.glob("*.json")):
-            for name, run in self.read(file).get("runs", {}).items():
-                numbers = [f"{run[key]:,.0f}" if key in run else "" for key in _WHOLE]
-                lines.append(_joined([name, file, run["session"], *numbers]))
-        return "\n".join(lines)
-
-    def fill(self, text: str) -> str:
-        """The prose with its numbers."""
-        parts = {"table": self.as_markdown, "time": self.as_time, "cell": self.as_cell, "correlation": self.as_correlation}
-
-        def put(found: re.Match[str]) -> str:
-            kind, _, words = found[1].partition(":")
-            if kind == "runs":
-                return self.as_runs()
-            if kind not in parts:
-                raise UnimetricError(f"{self.folder / 'page.md'}: cannot read `{found[0]}`", closest(kind, [*parts, "runs"]))
-            return parts[kind](words.strip())
-
-        return re.sub(r"\{\{ (.+?) \}\}", put, text)
-
-    # --- figures ----------------------------------------------------------------------------------------------------
-
-    def draw(self, folder: Path) -> None:
-        """Every declared figure.
+    def select(self, wanted: str | Table, variant: str) -> list[str]:
+        """Return the names of runs.
 
         Args:
-            folder: where the PNG files go.
+            wanted: Name with or without the seed, or settings such as `{ miner = "rho", split = "split=8", epochs = 200 }`. A
+                component is given by its spec string, its name or one of its arguments.
+            variant: Variant of the head that the runs must have, such as `weights=1,1,1,1`; empty for any.
         """
-        from unimetric.engine.shift import draw_report
-        from unimetric.engine.split import write_splits
+        chosen = []
+        for name, run in sorted(self.runs.items()):
+            settings = asdict(RunConfig()) | run["settings"] | {"epochs": run["epochs"]}
+            if isinstance(wanted, str):
+                fits = bool(re.fullmatch(rf"{re.escape(wanted)}(_\d+)?", name))
+            else:
+                fits = all(value in (settings[key], *re.split(r"[(),] *", str(settings[key]))) for key, value in wanted.items())
+            if variant:
+                fits = fits and any(key.startswith(f"test {variant}/") for key in run["curve"])
+            if fits:
+                chosen.append(name)
+        return chosen
 
+    def values(self, table: Table, row: Table, column: Table) -> list[Any]:
+        """Return the values of a cell, one per run."""
+        if "ags" in column:
+            scores = [self.values(table, row, {"metric": column["metric"], "of": key}) for key in column["ags"]]
+            return [ags(list(column["ags"].values()), list(seed)) for seed in zip(*scores, strict=True)]
+        return [self.value(table, row, column, name) for name in row.get(column.get("of", "runs"), [])]
+
+    def value(self, table: Table, row: Table, column: Table, name: str) -> Any:
+        """Return a metric of one run, at the best epoch unless the column has another `epoch`."""
+        run, metric = self.runs[name], column["metric"]
+        for stored in (run, run.get("train", {}), run.get("few_shot", {})):
+            if metric in stored:
+                return stored[metric]
+        metric, best = (in_variant(key, row) for key in (metric, str(column.get("best", table["best"]))))
+        for key in (metric, best):
+            if key not in run["curve"]:
+                raise UnimetricError(f"{run['file']}: run `{name}` has no `{key}`", closest(key, run["curve"]))
+        return run["curve"][metric][find_epoch(run["curve"], best, column.get("epoch", "best"))]
+
+    def cell(self, table: Table, row: Table, column: Table) -> str:
+        """Return the text of a cell."""
+        if "text" in column:
+            return str(row.get(column["text"], ""))
+        values = self.values(table, row, column)
+        return show(values, column) if values else ""
+
+    def means(self, table: Table, head: str) -> dict[str, float]:
+        """Return the mean of a column in each row, in the unit of the table."""
+        column = self.find("column", head, table)
+        return {row["label"]: column.get("scale", 100) * statistics.fmean(self.values(table, row, column)) for row in table["rows"]}
+
+    def find(self, kind: str, name: str, table: Table | None = None) -> Any:
+        """Return a table, or a column of a table, by its name."""
+        known = self.tables if table is None else {column["head"]: column for column in table["columns"]}
+        if name not in known:
+            raise UnimetricError(f"page.md: unknown {kind} `{name}`", closest(name, known))
+        return known[name]
+
+    # --- placeholders -----------------------------------------------------------------------------------------------
+
+    def as_table(self, name: str) -> str:
+        """Format a table with its caption, which names device, commits, dates and seeds of its runs."""
+        table = self.find("table", name)
+        rows, columns = table["rows"], [column for column in table["columns"] if not column.get("hidden")]
+        if not rows:
+            return f"**{table['title']}.** {table['caption']} No such runs are stored yet. Command: `{table['command']}`."
+        runs = [self.runs[name] for row in rows for key in table["keys"] & row.keys() for name in row[key]]
+        source = ""
+        if runs:
+            found = {key: sorted({run[key] for run in runs}) for key in ("device", "commit", "date")}
+            seeds = sorted({run["settings"].get("seed", 0) for run in runs})
+            source = f"{', '.join(found['device'])}; commits {', '.join(found['commit'])} ({' to '.join(dict.fromkeys(found['date']))}); "
+            source += f"seeds {', '.join(map(str, seeds))}. "
+        lines = [["", *(column["head"] for column in columns)], ["---"] * (len(columns) + 1)]
+        lines += [[row["label"], *(self.cell(table, row, column) for column in columns)] for row in rows]
+        text = "\n".join("|" + " |".join(line) + "|" for line in lines)
+        return f"**{table['title']}.** {table['caption']} {source}Command: `{table['command']}`.\n\n{text}"
+
+    def as_cell(self, name: str, label: str, head: str) -> str:
+        """Format one value."""
+        table = self.find("table", name)
+        rows = {row["label"]: row for row in table["rows"]}
+        if label not in rows:
+            raise UnimetricError(f"page.md: unknown row `{label}`", closest(label, rows))
+        return self.cell(table, rows[label], self.find("column", head, table))
+
+    def as_correlation(self, name: str, first: str, second: str) -> str:
+        """Format Pearson's correlation of two columns."""
+        x, y = (self.means(self.find("table", name), head) for head in (first, second))
+        return f"{statistics.correlation(list(x.values()), list(y.values())):.2f}"
+
+    def as_verdict(self, name: str, head: str, claim: str, missing: str) -> str:
+        """Format the verdict on `A over B, C` and its evidence, as two cells."""
+        table = self.find("table", name)
+        labels = re.split(" over |, ", claim)
+        if unknown := [label for label in labels if label not in table["labels"]]:
+            raise UnimetricError(f"page.md: unknown row `{unknown[0]}`", closest(unknown[0], table["labels"]))
+        means = self.means(table, head)
+        if not means.keys() >= set(labels):
+            return f"*not tested at the paper's length* |{missing}"
+        verdict = "confirmed" if all(means[labels[0]] > means[label] for label in labels[1:]) else "not confirmed"
+        return f"*{verdict}* |{table['evidence']}: " + ", ".join(f"{label} {self.as_cell(name, label, head)}" for label in labels)
+
+    def as_figure(self, name: str, caption: str) -> str:
+        """Format a figure, or nothing if its runs are not stored."""
+        return f"![{caption}]({name}.png)" if name in self.figures else ""
+
+    def fill(self, text: str) -> str:
+        """Replace the placeholders of the text, inner ones first."""
+
+        def replace(found: re.Match[str]) -> str:
+            kind, _, words = found[1].partition(": ")
+            make, parts = getattr(self, f"as_{kind}", None), re.split(" > | ; ", words)
+            if make is None or len(inspect.signature(make).parameters) != len(parts):
+                raise UnimetricError(f"page.md: cannot read `{found[0]}`", "see the docstring of results/page.py")
+            return str(make(*parts))
+
+        while "{{" in text:
+            text = re.sub(r"\{\{ ([^{}]+) \}\}", replace, text)
+        return re.sub(r"\n{3,}", "\n\n", text)
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def as_csv(self) -> str:
+        """Format all runs as CSV: method, metric values at the best epoch (on validation classes if there are any), and source."""
+        source, lines = ("date", "commit", "added", "device", "command"), []
+        for name, run in sorted(self.runs.items(), key=lambda item: (item[1]["file"], item[0])):
+            settings, curve = asdict(RunConfig()) | run["settings"], run["curve"]
+            method = " | ".join(settings[key] for key in ("objective", "head", "adapter", "loss", "miner", "sampler") if settings[key])
+            line = {"file": run["file"], "run": name, "method": method}
+            line |= {key: settings[key] for key in ("dataset", "split", "seed")} | {"epochs": run["epochs"]}
+            chosen_by = [key for key in ("validation/recall(k=1)", "test/recall(k=1)", "test/harmonic") if key in curve]
+            if chosen_by:
+                index = find_epoch(curve, chosen_by[0], "best")
+                line |= {"best_epoch" if key == "epoch" else key: values[index] for key, values in curve.items()}
+            lines.append(line | {key: run.get(key, "") for key in source})
+        out = io.StringIO()
+        names = dict.fromkeys(key for line in lines for key in line if key not in source)
+        writer = csv.DictWriter(out, [*names, *source], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return out.getvalue()
+
+    def draw(self, folder: Path) -> None:
+        """Draw the figures whose runs are stored."""
         for name, figure in self.figures.items():
-            if "splits" in figure:
-                with tempfile.TemporaryDirectory() as place:  # the picture is a by-product of the file of splits
-                    write_splits(Path(place) / "splits.json", self.read(figure["splits"]), {})
-                    (folder / f"{name}.png").write_bytes((Path(place) / "splits.png").read_bytes())
-                continue
-            if "x" in figure:
-                self._scatter(folder / f"{name}.png", figure)
-                continue
-            table = self.table(figure["table"])
-            column = next(column for column in table["columns"] if "ags" in column)
-            where, methods = list(column["ags"].values()), {}
-            for row in (row for row in table["rows"] if "cells" not in row):
-                scores = [self.mean(figure["table"], row[key], column) for key in column["ags"]]
-                methods[row["label"]] = {
-                    "distances": where,
-                    "scores": {figure["metric"]: scores},
-                    "ags": {figure["metric"]: ags(where, scores)},
-                }
-            draw_report(folder / f"{name}.png", {"methods": methods}, figure["metric"])
+            draw = self.draw_curves if "curves" in figure else self.draw_shift
+            draw(folder / f"{name}.png", self.tables[figure["table"]], figure)
 
-    def _scatter(self, path: Path, figure: dict[str, Any]) -> None:
+    def draw_curves(self, path: Path, table: Table, figure: Table) -> None:
+        """Draw the learning curves of a table's runs, one panel per metric and one color per row."""
         from unimetric.engine.canvas import Canvas
 
-        points = self.points(figure["table"], figure["x"], figure["y"])
-        with Canvas(path, width=8, height=5) as axes:
-            axes.margins(x=0.15)
-            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", markersize=4, color="tab:blue")
-            axes.set(xlabel=figure["x"], ylabel=figure["y"])
-            axes.autoscale_view()  # else the limits are set when it is drawn
-            places = axes.transData.transform([(x, y) for x, y, _ in points]) * 72 / axes.figure.dpi  # in points, as letters are measured
-            taken: list[tuple[float, ...]] = [(x - 2, y - 2, x + 2, y + 2) for x, y in places]
-            for (x, y, label), (left, low) in zip(points, places, strict=True):
-                shift, box = _free(left, low, 3.4 * len(label), taken)
-                taken.append(box)
-                axes.annotate(label, (x, y), xytext=shift, textcoords="offset points", fontsize=6)
+        with Canvas(path, width=10, height=4, rows=1, columns=len(figure["curves"])) as panels:
+            for axes, (label, metric) in zip(panels[0], figure["curves"].items(), strict=True):
+                for number, row in enumerate(table["rows"]):
+                    for seed, name in enumerate(row["runs"]):
+                        curve = self.runs[name]["curve"]
+                        points = [point for point in zip(curve["epoch"], curve[in_variant(metric, row)], strict=True) if None not in point]
+                        epochs, values = zip(*points, strict=True)
+                        axes.plot(epochs, [100 * value for value in values], color=f"C{number}", label="" if seed else row["label"])
+                axes.set(xlabel="epoch", ylabel=label)
+            panels[0][0].legend(frameon=False, fontsize="small")
+
+    def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
+        """Draw a metric against the distance of the splits, one line per row."""
+        from unimetric.engine.shift import draw_report
+
+        metric, column = figure["shift"], next(column for column in table["columns"] if "ags" in column)
+        distances, methods = list(column["ags"].values()), {}
+        for row in table["rows"]:
+            scores = [statistics.fmean(self.values(table, row, {"metric": column["metric"], "of": key})) for key in column["ags"]]
+            methods[row["label"]] = {"distances": distances, "scores": {metric: scores}, "ags": {metric: ags(distances, scores)}}
+        draw_report(path, {"methods": methods}, metric)
 
 
-def _free(x: float, y: float, width: float, taken: list[tuple[float, ...]]) -> tuple[tuple[float, float], tuple[float, ...]]:
-    """Where a label of six points beside a dot hides least of what is there: its shift from the dot, and its box."""
-    shifts = [(side, high) for near in ((2.0, -7.0), (8.0, -13.0)) for side in (4.0, -4.0 - width) for high in near]
-    boxes = [(x + side, y + high, x + side + width, y + high + 5) for side, high in shifts]
-
-    def hidden(box: tuple[float, ...]) -> float:
-        overlaps = ((min(box[2], other[2]) - max(box[0], other[0]), min(box[3], other[3]) - max(box[1], other[1])) for other in taken)
-        return sum(wide * high for wide, high in overlaps if wide > 0 and high > 0)
-
-    best = min(range(len(boxes)), key=lambda place: hidden(boxes[place]))  # the first of equals
-    return shifts[best], boxes[best]
+def in_variant(metric: str, row: Table) -> str:
+    """Return the key of a metric for the row's variant of the head."""
+    return metric.replace("test/", f"test {row['variant']}/") if "variant" in row else metric
 
 
-def shown(values: list[float], spread: float | None, column: dict[str, Any]) -> str:
-    """A mean as the column wants it, with the standard deviation over several values.
+def find_epoch(curve: dict[str, list[Any]], best: str, epoch: str) -> int:
+    """Return the index of the `first`, `last` or `best` epoch. Only epochs after the start of training can be the best.
 
-    >>> shown([0.60, 0.62], None, {}), shown([0.1234], None, {"scale": 1, "digits": 3})
-    ('61.0 +- 1.4', '0.123')
+    >>> find_epoch({"epoch": [0, 5, 10], "test/recall": [0.9, 0.7, 0.8]}, "test/recall", "best")
+    2
     """
-    scale, digits = column.get("scale", 100), column.get("digits", 1)
-    if len(values) > 1:
-        spread = statistics.stdev(values)
-    text = f"{scale * statistics.fmean(values):,.{digits}f}"
-    return text if spread is None else f"{text} +- {scale * spread:,.{digits}f}"
+    if epoch != "best":
+        return 0 if epoch == "first" else -1
+    known = [index for index, value in enumerate(curve[best]) if value is not None]
+    trained = [index for index in known if curve["epoch"][index] != 0]
+    return max(trained or known, key=lambda index: curve[best][index])
 
 
-def _leading(text: str) -> float:
-    found = re.match(r"-?[\d.,]+", text)
-    return float(found[0].replace(",", "")) if found else float("-inf")
+def show(values: list[Any], column: Table) -> str:
+    """Format values: mean ± standard deviation, the range of two, or one value with its interval if it has one.
 
-
-def _joined(texts: list[str]) -> str:
-    return "|" + "".join(f" {text} |" if text else " |" for text in texts)
-
-
-def page(folder: Path = HERE) -> str:
-    """The text of `docs/results.md`."""
-    return Results(folder).fill((folder / "page.md").read_text(encoding="utf-8"))
+    >>> show([0.60, 0.62], {}), show([0.60, 0.62, 0.64], {}), show([0.1234], {"scale": 1, "digits": 3}), show([[0.03, 0.01]], {})
+    ('60.0–62.0', '62.0±2.0', '0.123', '3.0±1.0')
+    """
+    if None in values:
+        return ""
+    numbers, joint = values, "\u2013"
+    if isinstance(values[0], list):
+        numbers, joint = values[0], "±"
+    elif len(values) == 2 or isinstance(values[0], int):
+        numbers = sorted({min(values), max(values)})
+    elif len(values) > 2:
+        numbers, joint = [statistics.fmean(values), statistics.stdev(values)], "±"
+    return joint.join(f"{column.get('scale', 100) * number:,.{column.get('digits', 1)}f}" for number in numbers)
 
 
 def main() -> None:
-    """Write the page, and draw its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", action="store_true", help="draw no figures")
-    given = parser.parse_args()
+    """Write the page, the CSV file and the figures."""
     try:
-        write_text(PAGE, page())
-        if not given.text:
-            Results().draw(PAGE.parent)
+        results = Results()
+        write_text(DOCS / "results.md", results.fill((HERE / "page.md").read_text(encoding="utf-8")))
+        write_text(HERE / "runs.csv", results.as_csv())
+        results.draw(DOCS)
     except UnimetricError as error:
         raise SystemExit(f"error: {error}") from None
 
