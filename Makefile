@@ -17,14 +17,14 @@ check: $(VENV)/ready          ## style, types, imports, every config and the pap
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/unimetric check configs/*.toml configs/grids/*.toml
-	$(BIN)/python -m unimetric.bench.protocols
+	$(BIN)/unimetric check src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
+	$(BIN)/python -m unimetric.studies.protocols
 
 bench: $(VENV)/ready          ## side by side with the peers; prints ratios
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(VENV)/ready           ## write the pages that are generated
-	$(BIN)/python -m unimetric.catalogue > docs/papers.md
+	$(BIN)/python -m unimetric.cli.catalogue > docs/papers.md
 	$(BIN)/python -m tests.parity.table > docs/parity.md
 
 results: $(VENV)/ready        ## write docs/results.md and its figures from results/*.json

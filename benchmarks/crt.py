@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric import capture
-from unimetric.engine.model import Model
 from unimetric.objectives import Output
+from unimetric.runs.model import Model
 from unimetric.spec import create
+from unimetric.training import capture
 
 BATCH, POSITIONS, CHANNELS = 80, 64, 512
 

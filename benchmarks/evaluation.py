@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from unimetric.kmeans import kmeans
+from unimetric.geometry.kmeans import kmeans
+from unimetric.geometry.nearest import nearest
 from unimetric.metrics import Space, measure
-from unimetric.nearest import nearest
 
 PICTURES, CLASSES, DIM = 60_502, 11_316, 128
 SECTION_7 = [

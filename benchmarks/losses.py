@@ -33,9 +33,9 @@ from typing import Any
 
 import torch
 
-from unimetric.capture import compiled
 from unimetric.geometry import Triplets, compare
 from unimetric.spec import create, find, names
+from unimetric.training.capture import compiled
 
 DIM = 128
 PER_CLASS = {112: 2, 720: 4, 4096: 4}  # Roth et al. 2020, PUMA, and the largest that fits nobody else

@@ -4,7 +4,7 @@
     python benchmarks/objectives.py --device cuda --network resnet50 --compile
     python benchmarks/objectives.py --device cpu --network small --rounds 3 --steps 5
 
-A step is that of `unimetric.engine.train`, call by call, on a stage that the engine has set: views cropped out of made-up pictures in
+A step is that of `unimetric.training.loop`, call by call, on a stage that the engine has set: views cropped out of made-up pictures in
 memory, `begin`, model, objective, backward, optimiser, `stepped`. All objectives take turns in one process, and the ratio is the median
 over rounds of each round's own ratio. The targets: S2SD 1.10, Uniform Prior 1.05, DiVA 2.30 (a second view, and a copy of the network).
 """
@@ -25,16 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from unimetric import pack
 from unimetric.config import RunConfig, load
-from unimetric.engine.display import Display
-from unimetric.engine.distributed import gathered
-from unimetric.engine.evaluate import open_fabric
-from unimetric.engine.fabric import Fabric
-from unimetric.engine.pictures import Look
-from unimetric.engine.stage import Stage, set_stage
+from unimetric.images import packing
+from unimetric.images.loading import Look
+from unimetric.images.table import Table
 from unimetric.objectives import Output
-from unimetric.table import Table
+from unimetric.runs.device import Fabric, open_fabric
+from unimetric.runs.display import Display
+from unimetric.training.distributed import gathered
+from unimetric.training.state import Stage, set_stage
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {"backbone": "timm(name='resnet50', frozen_batchnorm=True)", "transform": "base"},
@@ -64,7 +63,7 @@ def made_up_pack(path: Path, *, height: int, width: int) -> None:
         train=labels >= 4,
         source_names=("made up",),
     )
-    pack.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
+    packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
 def training(stage: Stage, config: RunConfig, fabric: Fabric) -> Iterator[torch.Tensor]:

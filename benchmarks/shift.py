@@ -27,11 +27,11 @@ import numpy as np
 import scipy.linalg
 import torch
 
-from unimetric.engine.split import make_splits, read_features
-from unimetric.shift.frechet import class_means, frechet_distance
+from unimetric.analysis.split import make_splits, read_features
+from unimetric.geometry.frechet import class_means, frechet_distance
+from unimetric.images.table import Table
 from unimetric.spec import bind, create
 from unimetric.splits.ood import distances
-from unimetric.table import Table
 
 
 def formula(a: np.ndarray, b: np.ndarray) -> float:

@@ -3,7 +3,7 @@
     python benchmarks/step.py                 # on whatever machine this is
     python benchmarks/step.py --compile       # both sides compiled
 
-The bare step is forward, backward and the optimiser on one batch that already lies on the device. The run is `unimetric.engine.train`
+The bare step is forward, backward and the optimiser on one batch that already lies on the device. The run is `unimetric.training.loop`
 itself: batches drawn, cropped and augmented out of a pack, mined, and learnt from. They take turns in one process.
 """
 
@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unimetric import pack
 from unimetric.config import load
-from unimetric.engine.display import Display
-from unimetric.engine.evaluate import open_fabric
-from unimetric.engine.pictures import Look
-from unimetric.engine.stage import set_stage
-from unimetric.engine.train import train
+from unimetric.images import packing
+from unimetric.images.loading import Look
+from unimetric.images.table import Table
 from unimetric.objectives import Output
-from unimetric.table import Table
+from unimetric.runs.device import open_fabric
+from unimetric.runs.display import Display
+from unimetric.training.loop import train
+from unimetric.training.state import set_stage
 
 GPU = {
     "ResNet-50, batch 112": dict(backbone="timm(name='resnet50', frozen_batchnorm=True)", batch_size=112, sampler="samples_per_class(n=2)"),
@@ -48,7 +48,7 @@ def made_up_pack(path: Path, *, pictures: int, height: int, width: int) -> None:
         source_names=("made up",),
     )
     few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
-    pack.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
+    packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
 def synchronize(device: torch.device) -> None:

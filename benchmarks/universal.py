@@ -22,8 +22,9 @@ import torch
 
 from unimetric.adapters import _vit
 from unimetric.config import load
-from unimetric.engine.model import Model, build_model, build_objective, build_optimizer
 from unimetric.objectives import Output
+from unimetric.runs.model import Model, build_model
+from unimetric.training.build import build_objective, build_optimizer
 
 CASES = {
     "full": "",

@@ -12,11 +12,14 @@ import matplotlib
 import numpy as np
 import torch
 
-from unimetric.engine.evaluate import embed, open_fabric, open_run, read_table
-from unimetric.engine.model import build_model
-from unimetric.engine.pictures import Look, open_pictures
 from unimetric.geometry import unit
-from unimetric.pack import decode
+from unimetric.images.loading import Look, open_pictures
+from unimetric.images.pack import decode
+from unimetric.runs.device import open_fabric
+from unimetric.runs.embed import embed
+from unimetric.runs.folder import open_run
+from unimetric.runs.model import build_model
+from unimetric.runs.rows import read_table
 from unimetric.spec import create
 
 matplotlib.use("agg")

@@ -1,7 +1,7 @@
 """Add run folders to a JSON file of results, from which `results/page.py` writes the results page.
 
     python results/collect.py runs/margin runs/diva --into results/oodml.json --commit 1a2b3c4 \
-        --device "NVIDIA H200" --command "unimetric train configs/diva_cars196.toml"
+        --device "NVIDIA H200" --command "unimetric train diva_cars196"
 
 A run is stored with its date, commit, device, command, the settings that differ from the defaults, its
 training time and speed, and its whole learning curve. Machine paths are reduced to file names. The name of

@@ -22,10 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from unimetric.analysis.curves import ags
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
-from unimetric.shift.ags import ags
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -214,7 +214,7 @@ class Results:
 
     def draw_curves(self, path: Path, table: Table, figure: Table) -> None:
         """Draw the learning curves of a table's runs, one panel per metric and one color per row."""
-        from unimetric.engine.canvas import Canvas
+        from unimetric.analysis.canvas import Canvas
 
         with Canvas(path, width=10, height=4, rows=1, columns=len(figure["curves"])) as panels:
             for axes, (label, metric) in zip(panels[0], figure["curves"].items(), strict=True):
@@ -229,7 +229,7 @@ class Results:
 
     def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
         """Draw a metric against the distance of the splits, one line per row."""
-        from unimetric.engine.shift import draw_report
+        from unimetric.analysis.shift import draw_report
 
         metric, column = figure["shift"], next(column for column in table["columns"] if "ags" in column)
         distances, methods = list(column["ags"].values()), {}

@@ -14,6 +14,15 @@ import pytest
 os.environ.setdefault("UNIMETRIC_CACHE", str(Path(__file__).parents[1] / ".venv" / "cache"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: more threads only wait for each other
 
+import math
+
+import numpy as np
+import torch
+
+from unimetric.config import RunConfig, load
+from unimetric.images import packing
+from unimetric.spec import create
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
@@ -38,3 +47,103 @@ def small_disk() -> Callable[[], AbstractContextManager[None]]:
             signal.signal(signal.SIGXFSZ, handler)
 
     return limited
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Armenian letters: six classes to train on, six to test on, as a pack."""
+    table = create("datasets", "glyphs(blocks='armenian')")
+    classes = np.unique(table.labels)
+    chosen = np.concatenate([np.unique(table.labels[table.train])[:6], np.unique(table.labels[~table.train])[:6]])
+    assert len(classes) > len(chosen)
+    path = tmp_path_factory.mktemp("letters") / "letters.pack"
+    packing.write(path, table.take(np.isin(table.labels, chosen)), short_side=None, encoding="raw")
+    return path
+
+
+@pytest.fixture
+def config(letters: Path) -> RunConfig:
+    return load(
+        dataset=f"pack(path='{letters}')",
+        transform="glyphs(size=32)",
+        backbone="small(channels=16)",
+        head="linear(dim=8)",
+        batch_size=12,
+        optimizer="adam(lr=1e-3)",
+        epochs=3,
+        logger="none",
+        device="cpu",
+    )
+
+
+#: A study of eight runs that learns next to nothing, fast.
+GRID = """
+dataset = "glyphs(blocks='shapes')"
+transform = "glyphs"
+backbone = "small(channels=8)"
+head = "linear(dim=8)"
+optimizer = "adam(lr=1e-3)"
+metrics = ["recall(k=1)", "spectral_decay"]
+epochs = 1
+batch_size = 16
+logger = "none"
+device = "cpu"
+workers = 0
+seed = [0, 1]
+loss = ["margin", "multi_similarity", "triplet", "contrastive"]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path = tmp_path / "tiny.toml"
+    path.write_text(GRID)
+    return path
+
+
+def distance(x: list[float], y: list[float], geometry: str, curvature: float = 0.1) -> float:
+    """Between two points, from the definition of each geometry."""
+    if geometry == "cosine":
+        dot = sum(a * b for a, b in zip(x, y, strict=True))
+        return 1 - dot / math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
+    if geometry == "inner":
+        return -sum(a * b for a, b in zip(x, y, strict=True))
+    if geometry == "euclidean":
+        return math.sqrt(sum((a - b) ** 2 for a, b in zip(x, y, strict=True)))
+    # Moebius addition of -x and y, as Ganea et al. 2018 and Ermolov et al. 2022 write it.
+    xy, xx, yy = -sum(a * b for a, b in zip(x, y, strict=True)), sum(a * a for a in x), sum(b * b for b in y)
+    c, below = curvature, 1 + 2 * curvature * xy + curvature**2 * xx * yy
+    added = [((1 + 2 * c * xy + c * yy) * -a + (1 - c * xx) * b) / below for a, b in zip(x, y, strict=True)]
+    return 2 / math.sqrt(c) * math.atanh(math.sqrt(c) * math.sqrt(sum(a * a for a in added)))
+
+
+def rank(embeddings: np.ndarray, labels: np.ndarray, query: np.ndarray, gallery: np.ndarray, geometry: str) -> list[list[bool]]:
+    """For every query that has a match: whether its neighbours match, nearest first, equals by index, itself left out."""
+    rows = []
+    points = embeddings.tolist()
+    for i in np.flatnonzero(query):
+        others = [j for j in np.flatnonzero(gallery) if j != i]
+        others.sort(key=lambda j: (distance(points[i], points[j], geometry), j))
+        if any(labels[j] == labels[i] for j in others):
+            rows.append([bool(labels[j] == labels[i]) for j in others])
+    return rows
+
+
+@pytest.fixture
+def naive() -> Callable[..., list[list[bool]]]:
+    return rank
+
+
+@pytest.fixture
+def crowd() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Classes of uneven size around centres of their own, float64, within the unit ball."""
+
+    def make(pictures: int = 60, classes: int = 7, dim: int = 5, seed: int = 0, spread: float = 0.8) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, classes, pictures)
+        points = rng.normal(size=(classes, dim))[labels] + spread * rng.normal(size=(pictures, dim))
+        points /= 1.1 * np.linalg.norm(points, axis=1).max()
+        return torch.from_numpy(points), torch.from_numpy(labels)
+
+    return make

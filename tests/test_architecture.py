@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def test_files_are_put_in_place_by_one_module_and_signals_are_named_by_one() -> 
     def naming(word: str) -> set[str]:
         return {path.relative_to(SOURCE).as_posix() for path in FILES if word in path.read_text()}
 
-    assert naming("os.replace(") == {"files.py", "pack.py"}  # a pack has no name while it is written
-    assert naming("signal.SIGINT") == {"engine/signals.py"}
+    assert naming("os.replace(") == {"files.py"}
+    assert naming("signal.SIGINT") == {"images/workers.py"}
 
 
 @pytest.mark.parametrize("kind", ["losses", "miners"])
@@ -71,6 +72,91 @@ def test_every_part_cites_its_source(kind: str) -> None:
 
 def test_no_path_of_a_machine_and_no_registry_is_named() -> None:
     root = SOURCE.parents[1]
-    for path in [*FILES, *root.glob("*.*"), *root.glob("docs/**/*.md"), *root.glob("configs/**/*.toml"), *root.glob("benchmarks/*")]:
+    for path in [
+        *FILES,
+        *root.glob("*.*"),
+        *root.glob("docs/**/*.md"),
+        *root.glob("src/unimetric/configs/**/*.toml"),
+        *root.glob("benchmarks/*"),
+    ]:
         if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt"):
             assert not re.search(r"/work/|/root/|/home/\w|pypi\.org|files\.pythonhosted|registry\.npmjs", path.read_text()), path
+
+
+# --- who imports whom: every import statement counts, those inside of functions, too -------------------------------------------
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def project_imports(path: Path) -> set[str]:
+    """Modules of this project that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module or "")
+    return {name for name in found if name.split(".")[0] == "unimetric"}
+
+
+GRAPH = {name: project_imports(path) for name, path in MODULES.items()}
+
+
+def test_imports_name_modules_that_exist() -> None:
+    assert not [(name, other) for name, others in GRAPH.items() for other in others if other not in MODULES]
+
+
+def test_no_cycle_of_imports() -> None:
+    done: set[str] = set()
+
+    def follow(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(GRAPH.get(name, ())):
+                follow(other, (*path, name))
+            done.add(name)
+
+    for name in GRAPH:
+        follow(name, ())
+
+
+def layers() -> list[list[str]]:
+    """The contract of import-linter, the highest layer first."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    contract = next(each for each in project["tool"]["importlinter"]["contracts"] if each["type"] == "layers")
+    return [[word.strip(" ()") for word in layer.split("|")] for layer in contract["layers"]]
+
+
+def test_imports_point_down() -> None:
+    depth = {name: number for number, layer in enumerate(layers()) for name in layer}
+
+    def layer_of(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    for name, others in GRAPH.items():
+        if name == "unimetric":  # its public names are imported when they are used
+            continue
+        assert layer_of(name) in depth, f"{name} is in no layer"
+        for other in others:
+            assert other != "unimetric", f"{name} imports the package itself"
+            here, there = layer_of(name), layer_of(other)
+            assert here == there or depth[here] < depth[there], f"{name} imports {other}"
+
+
+def test_importlib_reaches_project_modules_from_spec_only() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = getattr(node, "func", None)
+            if getattr(called, "attr", getattr(called, "id", "")) not in ("import_module", "__import__"):
+                continue
+            first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+            elsewhere = isinstance(first, ast.Constant) and str(first.value).split(".")[0] != "unimetric"
+            assert elsewhere or path.name == "spec.py", f"{path}: {ast.unparse(node)}"

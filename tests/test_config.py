@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from unimetric.config import RunConfig, better, load, override, score
+from unimetric.config import RunConfig, better, find_config, load, override, score
 from unimetric.errors import UnimetricError
 from unimetric.spec import find, names, signature
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[1] / "src" / "unimetric" / "configs").glob("*.toml"))
 
 
 def refused(**settings: object) -> str:
@@ -44,7 +44,7 @@ def test_run_ids_of_older_settings_stay() -> None:
 
 
 def test_geometry_is_a_name_that_spaces_have() -> None:
-    from unimetric.space import GEOMETRIES
+    from unimetric.geometry.space import GEOMETRIES
 
     for name in ("", *GEOMETRIES):
         assert load(geometry=name).geometry == name
@@ -123,7 +123,7 @@ def test_settings_need_no_torch() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_loads_and_names_its_command(path: Path) -> None:
     assert isinstance(load(path), RunConfig)
-    assert f"unimetric train configs/{path.name}" in path.read_text()
+    assert f"unimetric train {path.stem}" in path.read_text()
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000])
@@ -143,3 +143,25 @@ def test_a_word_is_one_setting() -> None:
 @pytest.mark.parametrize("key", ["batch_size", "workers", "seed"])
 def test_numbers_that_no_machine_bears(key: str) -> None:
     assert f"`{key}` must be at most" in refused(**{key: 10**14})
+
+
+def test_configs_of_the_package_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = next(path for path in CONFIGS if path.stem == "glyphs_margin")
+    assert load("glyphs_margin") == load(path)
+    assert find_config("glyphs_losses").parent.name == "studies"
+    (tmp_path / "glyphs_margin").write_text("epochs = 17\n")  # a file that is there comes first
+    assert load("glyphs_margin").epochs == 17
+    assert find_config("glyphs_margin.toml") == Path("glyphs_margin.toml")
+
+
+def test_a_config_that_is_not_there_gets_a_hint() -> None:
+    for path, says in (
+        ("configs/glyphs_margin.toml", "write `glyphs_margin`"),
+        ("configs/grids/glyphs_losses.toml", "write `glyphs_losses`"),
+        ("glyphs_margn", "did you mean `glyphs_margin`?"),
+        ("nowhere/xyz.toml", "to start from"),
+    ):
+        with pytest.raises(UnimetricError) as error:
+            load(path)
+        assert f"{path}: no such file" in error.value.message and says in error.value.hint

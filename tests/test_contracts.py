@@ -11,12 +11,12 @@ import re
 import pytest
 import torch
 
-from unimetric.capture import compiled
-from unimetric.catalogue import source
-from unimetric.engine.model import Model
+from unimetric.cli.catalogue import source
 from unimetric.geometry import Dice, Memory, Pairs, Triplets, compare
 from unimetric.objectives import Output
+from unimetric.runs.model import Model
 from unimetric.spec import bind, create, find, names
+from unimetric.training.capture import compiled
 
 CLASSES, DIM = 6, 8
 
@@ -301,7 +301,7 @@ def test_loss_captures_as_one_graph(name):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """The joint graph of value and gradient runs as it was captured: what a compiler makes of it is not the losses' affair."""
-    monkeypatch.setattr("unimetric.capture._inductor", lambda graph, inputs, options: graph)
+    monkeypatch.setattr("unimetric.training.capture._inductor", lambda graph, inputs, options: graph)
     torch._dynamo.reset()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import unimetric
-from unimetric.catalogue import papers
+from unimetric.cli.catalogue import papers
 from unimetric.spec import kinds, names
 
 ROOT = Path(__file__).parents[1]

@@ -64,7 +64,7 @@ SOURCE = [
     "--commit",
     "1a2b3c4",
     "--command",
-    "unimetric train configs/a.toml \"split=published(path='/root/w/s.json')\"",
+    "unimetric train a \"split=published(path='/root/w/s.json')\"",
     "--date",
     "2026-01-02",
 ]
@@ -251,7 +251,7 @@ def test_collect_stores_settings_source_and_curve(run: Path, tmp_path: Path) -> 
     }
     assert (kept["seconds"], kept["pictures_per_second"], kept["epochs"]) == (6.5, 200, 3)
     assert (kept["date"], kept["commit"], kept["device"]) == ("2026-01-02", "1a2b3c4", "H")
-    assert kept["command"] == "unimetric train configs/a.toml \"split=published(path='s.json')\""
+    assert kept["command"] == "unimetric train a \"split=published(path='s.json')\""
     assert kept["train"] == {"train/spectral_decay": 0.123457}
     assert kept["curve"] == {
         "epoch": [0, 2, 3],

@@ -176,8 +176,41 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     settings: dict[str, Any] = {}
     place = str(path) if path else "settings"
     if path is not None:
-        settings = read_toml(path, examples="`configs/` for runs", like='`key = "text"` or `key = 1`')
+        settings = read_toml(path, examples="`unimetric/configs/` for runs", like='`key = "text"` or `key = 1`')
     return from_settings(settings | overrides, place)
+
+
+#: Configurations that are part of the package: runs, and grids and searches in `studies/`.
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def find_config(path: str | Path) -> Path:
+    """Return the file of a configuration, which is given by path or by name.
+
+    A name, such as `cub200_margin`, has neither a folder nor `.toml`, and belongs to a file of the package's `configs/`. A file
+    of that name in the working directory comes first.
+
+    Args:
+        path: Path of a TOML file, or name of a configuration.
+    """
+    given = Path(path)
+    if given.suffix == ".toml" or len(given.parts) != 1 or given.is_file():
+        return given
+    return _shipped().get(given.name, given)
+
+
+def _shipped() -> dict[str, Path]:
+    """All configurations of the package, by name."""
+    return {file.stem: file for file in (*CONFIGS.glob("*.toml"), *CONFIGS.glob("studies/*.toml"))}
+
+
+def _where(path: str | Path, examples: str) -> str:
+    """The hint for a file that does not exist."""
+    name = Path(path).stem
+    if name in _shipped():
+        return f"write `{name}`: the configurations are part of the package, and found by name"
+    near = closest(name, _shipped())
+    return near if near.startswith("did you mean") else f"see {examples} to start from"
 
 
 def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
@@ -189,9 +222,9 @@ def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
         like: how a line is written, for the hint where it is not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(find_config(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UnimetricError(f"{path}: no such file", f"see {examples} to start from") from None
+        raise UnimetricError(f"{path}: no such file", _where(path, examples)) from None
     except IsADirectoryError:
         raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
     except OSError as error:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full
-from unimetric.spec import create
 
 _ROOTS = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
 
@@ -35,7 +34,7 @@ def offer(part: Any, offered: dict[str, Any]) -> dict[str, Any]:
     return {theirs: offered[ours] for theirs, ours in names.items() if theirs in asked and offered.get(ours) is not None}
 
 
-def build(kind: str, text: str, part: Any, arguments: dict[str, Any], miner: str | nn.Module | None) -> Any:
+def build(kind: str, text: str, part: Any, arguments: dict[str, Any], miner: nn.Module | None) -> Any:
     """Build a part from outside, and give it our shape if it is of pytorch-metric-learning, or inherits from it.
 
     Args:
@@ -73,10 +72,10 @@ class ForeignLoss(nn.Module):
         proxies: whether it compares with weights of its own, rather than with other embeddings.
     """
 
-    def __init__(self, loss: nn.Module, *, miner: str | nn.Module | None = None, proxies: bool = False) -> None:
+    def __init__(self, loss: nn.Module, *, miner: nn.Module | None = None, proxies: bool = False) -> None:
         super().__init__()
         self.loss = loss
-        self.miner = create("miners", miner) if miner else None
+        self.miner = miner
         self.family = "proxy" if proxies else "pair"
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

@@ -241,7 +241,8 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
         return text
     part, arguments = bind(kind, text, **offered)
     if "." in parse(text).name:
-        return _foreign().build(kind, text, part, arguments, offered.get("miner"))
+        miner = create("miners", offered["miner"]) if kind == "losses" and offered.get("miner") else None
+        return _foreign().build(kind, text, part, arguments, miner)
     try:
         return part(**arguments)
     except (ValueError, RuntimeError, ArithmeticError) as error:  # such as torch's about a size below zero
@@ -249,8 +250,10 @@ def create(kind: str, text: str | Any, **offered: Any) -> Any:
 
 
 def _foreign() -> Any:
-    """Looked up when it is needed: it stands above this module, and needs torch."""
-    return importlib.import_module("unimetric.foreign")
+    """Import `foreign` when it is needed: it loads torch."""
+    from unimetric import foreign
+
+    return foreign
 
 
 def kinds() -> list[str]:
@@ -259,4 +262,4 @@ def kinds() -> list[str]:
     return sorted(folder.name for folder in here.iterdir() if (folder / "__init__.py").exists() and folder.name not in _NOT_PARTS)
 
 
-_NOT_PARTS = {"engine", "bench", "report", "search", "shift"}
+_NOT_PARTS = {"analysis", "cli", "deploy", "geometry", "images", "report", "runs", "studies", "training"}

@@ -10,9 +10,9 @@ import pytest
 
 from unimetric.datasets.glyphs import glyphs, instances, look_alikes
 from unimetric.errors import UnimetricError
-from unimetric.pack import Pack
+from unimetric.images.pack import Pack
+from unimetric.images.table import Table
 from unimetric.spec import create
-from unimetric.table import Table
 
 BLOCKS = ("latin", "greek", "cyrillic", "armenian", "georgian", "arrows", "operators", "shapes")
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.pack import decode, write
+from unimetric.images.pack import decode
+from unimetric.images.packing import write
+from unimetric.images.table import Table
 from unimetric.spec import create
-from unimetric.table import Table
 
 
 def test_pack_is_a_dataset(tmp_path: Path) -> None:

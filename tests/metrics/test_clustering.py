@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_s
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from unimetric.errors import UnimetricError
-from unimetric.kmeans import kmeans, overlap
+from unimetric.geometry.kmeans import kmeans, overlap
 from unimetric.metrics import Space, measure
 
 

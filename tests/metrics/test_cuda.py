@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from unimetric.geometry.nearest import nearest
+from unimetric.geometry.rerank import reranked
 from unimetric.metrics import Space, measure
-from unimetric.nearest import nearest
-from unimetric.rerank import reranked
 from unimetric.spec import names
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

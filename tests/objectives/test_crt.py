@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from unimetric.config import load
-from unimetric.engine.train import train
 from unimetric.errors import UnimetricError
 from unimetric.objectives import Output
 from unimetric.spec import create
+from unimetric.training.loop import train
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
 LOW, HIGH = 4, 6

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from unimetric.config import load
-from unimetric.engine.model import Model, build_optimizer
 from unimetric.errors import UnimetricError
 from unimetric.geometry import match
 from unimetric.objectives import Output
 from unimetric.objectives.diva import Diva, _Within, likeness, rarity
+from unimetric.runs.model import Model
 from unimetric.spec import create
+from unimetric.training.build import build_optimizer
 
 DIM, BATCH, QUEUE = 6, 8, 3
 LABELS = torch.arange(BATCH) // 2

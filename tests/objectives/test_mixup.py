@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from unimetric.engine.model import Model
 from unimetric.errors import UnimetricError
 from unimetric.objectives import Output
 from unimetric.objectives.mixup import Mixup
+from unimetric.runs.model import Model
 from unimetric.spec import create
 
 BATCH, DIM = 8, 5

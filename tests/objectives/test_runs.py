@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from unimetric import pack
+from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings, load
-from unimetric.engine.evaluate import evaluate
-from unimetric.engine.model import build_model
-from unimetric.engine.train import train
 from unimetric.errors import Interrupted, UnimetricError
+from unimetric.images import packing
+from unimetric.runs.model import build_model
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.spec import create
+from unimetric.training.loop import train
 
 #: Each with its counters turning over within a few steps.
 OBJECTIVES = {
@@ -36,7 +36,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = create("datasets", "glyphs(blocks='armenian')")
     chosen = np.concatenate([np.unique(table.labels[part])[:6] for part in (table.train, ~table.train)])
     path = tmp_path_factory.mktemp("letters") / "letters.pack"
-    pack.write(path, table.take(np.isin(table.labels, chosen)), short_side=None, encoding="raw")
+    packing.write(path, table.take(np.isin(table.labels, chosen)), short_side=None, encoding="raw")
     return path
 
 

@@ -8,11 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from unimetric.config import load
-from unimetric.engine.model import Model, build_optimizer
 from unimetric.errors import UnimetricError
 from unimetric.objectives import Output
 from unimetric.objectives.uniform_prior import UniformPrior
+from unimetric.runs.model import Model
 from unimetric.spec import create
+from unimetric.training.build import build_optimizer
 
 DIM, FEATURES, BATCH = 4, 12, 6
 LABELS = torch.arange(BATCH) // 2

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from unimetric.config import load
-from unimetric.engine.model import Model, build_objective, build_optimizer
+from unimetric.runs.model import Model
 from unimetric.spec import bind, create
+from unimetric.training.build import build_objective, build_optimizer
 
 from . import reference_puma as theirs
 from .compared import compared, difference, differentiate

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from unimetric.engine.augment import colour
-from unimetric.engine.model import place
 from unimetric.geometry import compare, draw, match
+from unimetric.images.crops import colour
 from unimetric.metrics import Space, measure
+from unimetric.runs.model import place
 from unimetric.samplers.greedy_coreset import centres_by_product, centres_by_table
 from unimetric.spec import create
 

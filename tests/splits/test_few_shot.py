@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Table
 from unimetric.spec import bind
 from unimetric.splits.few_shot import few_shot
 from unimetric.splits.standard import standard
-from unimetric.table import Table
 
 LABELS = np.repeat(np.arange(6), [5, 2, 9, 4, 4, 4])[np.random.default_rng(0).permutation(28)]
 

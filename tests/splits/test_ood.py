@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Table
 from unimetric.spec import bind, find
 from unimetric.splits.ood import distances
-from unimetric.table import Table
 
 NAMES = tuple("abcdefgh")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Table
 from unimetric.spec import bind
 from unimetric.splits._file import read
 from unimetric.splits.ood import distances
 from unimetric.splits.published import episodes
-from unimetric.table import Table
 
 NAMES = ("Ram C/V Van", "b", "c", "d", "e", "f", "g", "h")
 FOLDER_NAMES = ["Ram C-V Van", *NAMES[1:]]

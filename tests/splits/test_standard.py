@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Table
 from unimetric.spec import bind, find, names
-from unimetric.table import Table
 
 
 def table(counts=(3, 1, 2, 4, 5, 2, 3, 2), train=5):

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
 from unimetric.backbones._layouts import recognise, to_inception
+from unimetric.backbones._weights import fill, read_weights
 
 # The table of the paper (its figure 5): width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and the projection after
 # the pooling. A module without 1x1 and projection halves the map and passes the pooled input through.

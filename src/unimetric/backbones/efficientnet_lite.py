@@ -10,7 +10,8 @@ import timm
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.backbones import freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._weights import read_weights
 from unimetric.errors import UnimetricError
 
 

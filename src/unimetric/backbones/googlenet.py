@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import googlenet
 
-from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
 from unimetric.backbones._layouts import recognise
+from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.backbones import IMAGENET_MEAN, IMAGENET_STD, fill, read_weights, tokens_of
+from unimetric.backbones._convnets import IMAGENET_MEAN, IMAGENET_STD, tokens_of
 from unimetric.backbones._layouts import recognise, to_segformer
+from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
 
 _DEPTHS = {"b0": (2, 2, 2, 2), "b1": (2, 2, 2, 2), "b2": (3, 4, 6, 3), "b3": (3, 4, 18, 3), "b4": (3, 8, 27, 3), "b5": (3, 6, 40, 3)}

@@ -7,7 +7,7 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.backbones import tokens_of
+from unimetric.backbones._convnets import tokens_of
 from unimetric.errors import UnimetricError
 
 

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from unimetric.backbones import fill, freeze_batchnorm, read_weights, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
 from unimetric.backbones._layouts import recognise, to_timm, torchvision_eps
+from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
 
 

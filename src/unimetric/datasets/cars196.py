@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unimetric.datasets import locate, matlab, need, tabulate
+from unimetric.datasets._reading import locate, matlab, need
+from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 LAYOUT = (
     "cars_train/, cars_test/, devkit/cars_meta.mat, devkit/cars_train_annos.mat and cars_test_annos_withlabels.mat"

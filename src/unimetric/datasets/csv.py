@@ -6,9 +6,10 @@ import os
 from csv import DictReader, Error
 from pathlib import Path
 
-from unimetric.datasets import SUFFIXES, divide, place, tabulate, without_singles
+from unimetric.datasets._reading import SUFFIXES, place
+from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 PARTS = {"train": True, "validation": False, "val": False, "valid": False, "test": False}
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False, "nan": False, "none": False}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from unimetric.datasets import columns, locate, need, tabulate
+from unimetric.datasets._reading import columns, locate, need
+from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 LAYOUT = "images.txt, image_class_labels.txt, classes.txt and images/"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from unimetric.datasets import locate, matlab, need, pictures, tabulate
+from unimetric.datasets._reading import locate, matlab, need, pictures
+from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 LAYOUT = "Images/ with one folder a breed, such as n02085620-Chihuahua/, and best also file_list.mat (or lists/file_list.mat)"
 

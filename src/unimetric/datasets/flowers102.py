@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from unimetric.datasets import locate, matlab, need, tabulate
-from unimetric.table import Table
+from unimetric.datasets._reading import locate, matlab, need
+from unimetric.datasets._tabulate import tabulate
+from unimetric.images.table import Table
 
 LAYOUT = "imagelabels.mat and jpg/"
 

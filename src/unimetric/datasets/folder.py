@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from unimetric.datasets import SUFFIXES, divide, locate, pictures, tabulate, without_singles
+from unimetric.datasets._reading import SUFFIXES, locate, pictures
+from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 LAYOUT = "one sub-folder a class: CLASS/PICTURE.jpg; or train/CLASS/PICTURE.jpg and test/CLASS/PICTURE.jpg"
 HELD_OUT = ("test", "val", "valid", "validation")

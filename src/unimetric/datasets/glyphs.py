@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.pack import Pack, write
-from unimetric.table import Table
+from unimetric.images.pack import Pack
+from unimetric.images.packing import write
+from unimetric.images.table import Table
 
 _RULES = 1  # raise it when anything below changes what is drawn: the cached file's name depends on it
 _BLOCKS = {

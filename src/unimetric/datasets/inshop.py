@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from unimetric.datasets import columns, locate, need, tabulate
+from unimetric.datasets._reading import columns, locate, need
+from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError, closest
-from unimetric.table import Table
+from unimetric.images.table import Table
 
 LAYOUT = "list_eval_partition.txt (or Eval/list_eval_partition.txt) and img/ (or Img/img/)"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unimetric.pack import Pack
-from unimetric.table import Table
+from unimetric.images.pack import Pack
+from unimetric.images.table import Table
 
 
 def pack(*, path: str) -> Table:

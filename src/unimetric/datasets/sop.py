@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from unimetric.datasets import columns, locate, need, tabulate
-from unimetric.table import Table
+from unimetric.datasets._reading import columns, locate, need
+from unimetric.datasets._tabulate import tabulate
+from unimetric.images.table import Table
 
 LAYOUT = "Ebay_train.txt, Ebay_test.txt and twelve folders from bicycle_final/ to toaster_final/"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unimetric import table
 from unimetric.errors import UnimetricError
+from unimetric.images import table
+from unimetric.images.table import Table
 from unimetric.spec import create
-from unimetric.table import Table
 
 
 def union(*, parts: list[str]) -> Table:

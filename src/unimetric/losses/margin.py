@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, mining, triplet_cosines
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, triplet_cosines
+from unimetric.losses._mining import mining
 
 
 class Margin(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, few, full, log1p_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, few, full, log1p_sum_exp, masked_mean
+from unimetric.losses._mining import mining
 
 
 class MultiSimilarity(nn.Module):

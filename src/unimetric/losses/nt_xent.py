@@ -6,7 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean, mining
+from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean
+from unimetric.losses._mining import mining
 
 
 class NTXent(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, masked_mean, match, mining, unit
+from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, masked_mean, match, unit
+from unimetric.losses._mining import mining
 
 
 class Quadruplet(nn.Module):

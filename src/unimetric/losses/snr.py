@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, full, masked_mean, match, mining, triplet_hinges, unit
+from unimetric.geometry import Memory, Pairs, Triplets, full, masked_mean, match, triplet_hinges, unit
+from unimetric.losses._mining import mining
 
 
 class SNR(nn.Module):

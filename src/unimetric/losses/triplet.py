@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, masked_mean, mining, triplet_cosines, triplet_hinges
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, masked_mean, triplet_cosines, triplet_hinges
+from unimetric.losses._mining import mining
 
 
 class Triplet(nn.Module):

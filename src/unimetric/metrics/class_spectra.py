@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from unimetric.errors import UnimetricError
+from unimetric.geometry.space import Space
 from unimetric.metrics._describes import describes
-from unimetric.space import Space
 
 
 @describes

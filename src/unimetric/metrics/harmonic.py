@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from unimetric.geometry.space import Space
 from unimetric.metrics.per_source import per_source
-from unimetric.space import Space
 
 
 def harmonic(space: Space, *, metric: str = "recall(k=1)") -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.space import Hits, Space
+from unimetric.geometry.space import Hits, Space
 
 DIVISORS = ("possible", "relevant", "found", "class")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unimetric.space import Space
+from unimetric.geometry.space import Space
 
 
 def mrr(space: Space, *, k: int | None = 1000) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unimetric.kmeans import overlap
-from unimetric.space import Space
+from unimetric.geometry.kmeans import overlap
+from unimetric.geometry.space import Space
 
 
 def nmi(space: Space, *, clusters: int | None = None, iterations: int = 20, seeding: str = "random") -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from unimetric.geometry.space import Space
 from unimetric.metrics._describes import describes
-from unimetric.space import Space
 
 
 @describes

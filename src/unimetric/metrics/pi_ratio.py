@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from unimetric.geometry.space import Space
 from unimetric.metrics._describes import describes
 from unimetric.metrics.pi_inter import pi_inter
 from unimetric.metrics.pi_intra import pi_intra
-from unimetric.space import Space
 
 
 @describes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unimetric.space import Hits, Space
+from unimetric.geometry.space import Hits, Space
 
 
 def r_precision(space: Space, *, count_query: bool = False) -> float:

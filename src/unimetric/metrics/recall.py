@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unimetric.space import Space
+from unimetric.geometry.space import Space
 
 
 def recall(space: Space, *, k: int = 1) -> float:

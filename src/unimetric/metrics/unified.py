@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from unimetric.geometry.space import Space
 from unimetric.metrics.recall import recall
-from unimetric.space import Space
 
 
 def unified(space: Space, *, k: int = 1) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from unimetric.geometry.nearest import exactly
+from unimetric.geometry.space import Space
 from unimetric.metrics._describes import describes
-from unimetric.nearest import exactly
-from unimetric.space import Space
 
 
 @describes

@@ -31,7 +31,7 @@ class Record:
         best: the line of its best epoch.
         environment: what it ran on.
         labels: what its study calls it, by axis; empty without a study.
-        gallery: arrays that `engine.look` left; empty without.
+        gallery: arrays that `analysis.gallery` left; empty without.
     """
 
     folder: Path

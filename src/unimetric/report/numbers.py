@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from unimetric.analysis.curves import ags
 from unimetric.config import NO_RESULT, RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
-from unimetric.shift.ags import ags
 from unimetric.spec import parse
 
 #: Settings that do not make another method: how a run is carried out, and how exactly.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unimetric.frechet import frechet_of_points, gaussian
+from unimetric.geometry.frechet import frechet_of_points, gaussian
 from unimetric.samplers._bank import Bank, Choice, to_device
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
@@ -23,7 +23,8 @@ class FrechetMatching:
     embeddings lie on the unit sphere.
 
     The authors' code adds 1e-8 to the diagonal under the root and drops an imaginary part; here neither is needed (see
-    `unimetric.frechet`). It draws classes with replacement; here the classes of a candidate are different ones, as in the paper's SPC-n.
+    `unimetric.geometry.frechet`). It draws classes with replacement; here the classes of a candidate are different ones, as in the paper's
+    SPC-n.
 
     Args:
         labels: (N,) the class of each training row.

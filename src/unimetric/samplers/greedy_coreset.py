@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.errors import UnimetricError
-from unimetric.samplers import occurrence
 from unimetric.samplers._bank import Bank, Choice, to_device
+from unimetric.samplers._batches import occurrence
 from unimetric.samplers._classes import batches, group, hands_of, walk
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from unimetric.samplers import occurrence
+from unimetric.samplers._batches import occurrence
 from unimetric.samplers._classes import batches, deal, group, hands_of
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from unimetric.errors import UnimetricError, closest
+from unimetric.images.table import Split, Table
 from unimetric.splits.standard import standard
-from unimetric.table import Split, Table
 
 
 def read(path: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Split, Table
 from unimetric.splits.standard import standard
-from unimetric.table import Split, Table
 
 
 def few_shot(table: Table, *, shots: int = 1, validation: float = 0.0, seed: int = 0) -> Split:

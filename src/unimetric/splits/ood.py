@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from unimetric.errors import UnimetricError
+from unimetric.images.table import Split, Table
 from unimetric.spec import bind, parse
 from unimetric.splits._file import choose, classes, divide, read
-from unimetric.table import Split, Table
 
 
 def ood(table: Table, *, path: str, split: int = 1, key: str = "", validation: float = 0.0, seed: int = 0) -> Split:

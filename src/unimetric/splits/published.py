@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.pack import located, opened
+from unimetric.images.pack import located, opened
+from unimetric.images.table import Split, Table
 from unimetric.splits._file import choose, classes, divide, read, unique
-from unimetric.table import Split, Table
 
 
 def published(table: Table, *, path: str, split: int = 1, validation: bool = False, on_missing: str = "error") -> Split:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unimetric.errors import UnimetricError
-from unimetric.table import Split, Table
+from unimetric.images.table import Split, Table
 
 
 def standard(table: Table, *, validation: float = 0.0, seed: int = 0) -> Split:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unimetric.transforms import Recipe
+from unimetric.images.recipe import Recipe
 
 
 def base(*, size: int = 224, resize: int = 256, smallest: float = 0.08, flip: float = 0.5) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unimetric.transforms import Recipe
+from unimetric.images.recipe import Recipe
 
 
 def crt(*, size: int = 227, resize: int = 256, smallest: float = 0.16) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unimetric.transforms import Recipe
+from unimetric.images.recipe import Recipe
 
 
 def glyphs(*, size: int = 32, smallest: float = 0.5) -> Recipe:

@@ -1,0 +1,1 @@
+"""Run folders to findings: one file per command."""

@@ -1,0 +1,119 @@
+"""Several runs as one: the mean of their embeddings, to compare one universal model with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unimetric.analysis.evaluate import check_metrics, numbers_of
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+from unimetric.images.loading import Progress
+from unimetric.images.table import Table
+from unimetric.runs.device import open_fabric
+from unimetric.runs.embed import embed_all, space_of
+from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.model import place
+from unimetric.runs.rows import divided, readable
+from unimetric.spec import create
+
+
+def ensemble(
+    runs: Sequence[str | Path],
+    *,
+    metrics: Sequence[str] = ("unified", "harmonic", "per_source"),
+    part: str = "test",
+    normalise: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> dict[str, float]:
+    """Evaluate the mean embedding of several runs on the union of their datasets.
+
+        f = 1/M sum_m f_m / |f_m|,   neighbors by <f, f'>
+
+    The inner product is that of the authors' code. An image on which the runs agree has a longer f, and so is nearer to all others. Every
+    run embeds every image, because the dataset of a test image is unknown.
+
+    The setting `geometry`, of the runs or among the overrides, replaces the inner product.
+
+    Reference:
+        Table 2 a of PUMA (Kim et al. 2023).
+
+    Args:
+        runs: run folders, with embeddings of one dimension.
+        metrics: parts of `metrics/`.
+        part: `test`, `validation` or `train` rows of the split.
+        normalise: bring the means to length one as well; the authors leave them as they are.
+        progress: called with (done, all).
+        overrides: settings that may differ from training; without `dataset`, the union of the runs' own.
+    """
+    if not runs:
+        raise UnimetricError("an ensemble of no runs", "name run folders")
+    if not metrics:
+        raise UnimetricError("nothing to measure", "name metrics, such as `--metrics unified`")
+    check_metrics(metrics)
+    opened = [open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", "")) for run in runs]
+    wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
+    dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
+    total, dims = None, {model.dim for _, model in opened}
+    if len(dims) > 1:
+        raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
+    configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
+    geometry = _geometry(runs, configs)
+    table: Table = create("datasets", configs[0].dataset)  # it is the same for all of them; splits may differ
+    rows = _rows(runs, configs, table, part)
+    pictures = table.take(rows)
+    for number, (config, (_, model)) in enumerate(zip(configs, opened, strict=True)):
+        fabric = open_fabric(config)
+
+        def report(done: int, all_: int, number: int = number) -> None:
+            if progress is not None:
+                progress(number * all_ + done, len(opened) * all_)
+
+        found = embed_all(fabric, config, model, pictures, progress=report)
+        found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
+        total = found / len(opened) if total is None else total + found / len(opened)
+    assert total is not None
+    if geometry and normalise:
+        total = torch.nn.functional.normalize(total, dim=1, eps=1e-6)
+    geometry = geometry or ("cosine" if normalise else "inner")
+    return numbers_of(space_of(total, table, rows, geometry=geometry), list(metrics))
+
+
+def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
+    """Return the `geometry` that all runs share; their mean has no curvature, so that it cannot be the Poincaré ball."""
+    first = configs[0].geometry
+    for run, config in zip(runs, configs, strict=True):
+        if config.geometry != first:
+            raise UnimetricError(
+                f"{run}: `geometry` must be {first!r} as in {runs[0]}, got {config.geometry!r}",
+                "set one for all of them, such as `geometry=cosine`",
+            )
+    place(torch.zeros(1, 1), None, first)
+    return first
+
+
+def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> np.ndarray:
+    """The pictures that every run is measured on, which must be the same: each split is made, and its pictures are tried, once."""
+    found: dict[tuple[str, int, str], np.ndarray] = {}
+    first = None
+    for run, config in zip(runs, configs, strict=True):
+        key = (config.split, config.seed, config.on_bad_picture)
+        if key not in found:
+            found[key], _ = readable(config, table, getattr(divided(config, table), part, np.zeros(0, np.int64)))
+        rows = found[key]
+        if not len(rows):
+            raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
+        first = rows if first is None else first
+        if not np.array_equal(rows, first):
+            raise UnimetricError(
+                f"{run}: its {len(rows):,} `{part}` pictures (`split = {config.split!r}`, `seed = {config.seed}`) are not "
+                f"the {len(first):,} of {runs[0]} (`split = {configs[0].split!r}`, `seed = {configs[0].seed}`)",
+                "name runs of one split, or settings for all of them, such as `split=standard` or `on_bad_picture=skip`",
+            )
+    assert first is not None
+    return first

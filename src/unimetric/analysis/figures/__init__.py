@@ -1,0 +1,1 @@
+"""Figures of universal metric learning, one file each."""

@@ -1,0 +1,49 @@
+"""Recall against the probability that an adapter is kept in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from unimetric.analysis.canvas import Canvas
+from unimetric.config import load
+from unimetric.errors import UnimetricError
+from unimetric.runs.folder import read_done
+from unimetric.spec import bind, signature
+
+
+def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Sequence[str] = ()) -> dict[float, dict[str, float]]:
+    """Recall against the probability that an adapter counts in training (PUMA, Kim et al. 2023, fig. 7).
+
+    Args:
+        runs: finished run folders that differ in their adapter's `keep`.
+        out: the PNG file.
+        metrics: which numbers of the best epoch; default all that all runs have.
+
+    Returns:
+        for each probability, its numbers.
+    """
+    found: dict[float, dict[str, float]] = {}
+    for run in runs:
+        config = load(Path(run) / "config.toml")
+        if not config.adapter or not (Path(run) / "done").is_file():
+            raise UnimetricError(f"{run}: no finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")
+        part, arguments = bind("adapters", config.adapter)
+        parameters = signature(part).parameters
+        if "keep" not in parameters:
+            raise UnimetricError(f"{run}: `{config.adapter}` has no `keep`", "name runs of `stochastic_adapter`, `puma` or `lora`")
+        line = read_done(Path(run))
+        numbers = {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")}
+        keep = arguments.get("keep", parameters["keep"].default)
+        if keep in found:
+            raise UnimetricError(f"{run}: a run before it has `keep={keep}`, too", "name one run for each probability")
+        found[keep] = numbers
+    found = dict(sorted(found.items()))
+    shown = list(metrics) or [key for key in next(iter(found.values()), {}) if all(key in each for each in found.values())]
+    with Canvas(out, width=5, height=3.5) as axes:
+        for key in shown:
+            axes.plot(list(found), [each[key] for each in found.values()], marker="o", label=key)
+        axes.set_xlabel("keep probability")
+        axes.set_ylabel("score")
+        axes.legend(fontsize=7)
+    return found

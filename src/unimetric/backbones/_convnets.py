@@ -1,0 +1,30 @@
+"""What convolutional backbones share: tokens of a feature map, and frozen BatchNorm."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def tokens_of(map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C"]:
+    """A convolutional network's map as tokens, its mean first."""
+    positions = map_.flatten(2).transpose(1, 2)
+    return torch.cat([positions.mean(1, keepdim=True), positions], 1)
+
+
+def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
+    """BatchNorm's scale and shift are not learnt if `affine`; see `rest_batchnorm` for its statistics."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(not affine)
+
+
+def rest_batchnorm(network: nn.Module) -> None:
+    """Keep every BatchNorm at its stored statistics; to be called whenever the network has been set to train."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()

@@ -1,0 +1,8 @@
+"""`python -m unimetric.cli`."""
+
+from __future__ import annotations
+
+from unimetric.cli import main
+
+if __name__ == "__main__":
+    main()

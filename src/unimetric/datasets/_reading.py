@@ -1,0 +1,113 @@
+"""What readers of datasets share: where files are, and how lists and annotations are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unimetric.errors import UnimetricError
+
+#: What counts as a picture, by the end of its name in any case.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
+
+def place(root: str) -> Path:
+    """Where a root points to: the environment variable `UNIMETRIC_DATA` replaces a leading `data`, and `~` is the home folder.
+
+    >>> place("pictures/shoes").as_posix()
+    'pictures/shoes'
+    """
+    path = Path(root).expanduser()
+    elsewhere = os.environ.get("UNIMETRIC_DATA")
+    if elsewhere and path.parts[:1] == ("data",):
+        return Path(elsewhere).expanduser().joinpath(*path.parts[1:])
+    return path
+
+
+def locate(root: str, name: str, layout: str = "") -> Path:
+    """The folder of a dataset, or an error that says what should be there.
+
+    Args:
+        root: the folder as it was written; see `place`.
+        name: the dataset, for the error.
+        layout: what the folder should hold, for the error.
+    """
+    folder = place(root)
+    if folder.is_dir():
+        return folder
+    state = "is not a folder" if folder.exists() else "does not exist"
+    holds = f" (it holds {layout})" if layout else ""
+    move = ", or set UNIMETRIC_DATA to the folder that holds it" if Path(root).parts[:1] == ("data",) else ""
+    raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds}, write `{name}(root='...')`{move}")
+
+
+def need(folder: Path, *places: str, layout: str) -> Path:
+    """The first of several places in a folder where something is; an error that names the first place where none is."""
+    for here in places:
+        if (folder / here).exists():
+            return folder / here
+    raise UnimetricError(f"`{folder / places[0]}` does not exist", f"the folder `{folder}` should hold {layout}")
+
+
+def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
+    """Lines of a text file, cut at white space into columns and turned into `int`, `str`, ...; the last column takes the rest of a line.
+
+    Args:
+        path: the file.
+        kinds: one function a column.
+        header: how many lines to pass over.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnimetricError(f"cannot read `{path}`: {error}", "fetch the file again") from None
+    rows = []
+    for number, line in enumerate(lines[header:], header + 1):
+        if not line.strip():
+            continue
+        words = line.strip().split(None, len(kinds) - 1)
+        try:
+            rows.append(tuple(kind(word) for kind, word in zip(kinds, words, strict=True)))
+        except ValueError:
+            wanted = " ".join(f"<{kind.__name__}>" for kind in kinds)
+            raise UnimetricError(f"`{path}`, line {number}: cannot read `{line[:100]}`", f"a line should be: {wanted}") from None
+    return rows
+
+
+def matlab(path: Path, *keys: str) -> list[np.ndarray]:
+    """Variables of a .mat file, flat."""
+    from scipy.io import loadmat
+
+    try:
+        found = loadmat(str(path), variable_names=list(keys))
+    except Exception as error:  # scipy raises a dozen kinds for a file that is broken
+        raise UnimetricError(
+            f"cannot read `{path}`: {error}", "fetch the file again; it should be a MATLAB file of version 7.2 or older"
+        ) from None
+    for key in keys:
+        if key not in found:
+            raise UnimetricError(f"`{path}` has no variable `{key}`", "fetch the official file again")
+    return [found[key].ravel() for key in keys]
+
+
+def pictures(folder: Path) -> list[str]:
+    """Every picture below a folder, relative to it and sorted; hidden files and folders are passed over."""
+    names, waiting = [], [""]
+    while waiting:
+        inner = waiting.pop()
+        try:
+            with os.scandir(folder / inner) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+                        names.append(inner + entry.name)
+                    elif entry.is_dir():
+                        waiting.append(f"{inner}{entry.name}/")
+        except OSError as error:
+            raise UnimetricError(f"cannot list `{folder / inner}`: {error.strerror}", "check its permissions and links") from None
+    return sorted(names)

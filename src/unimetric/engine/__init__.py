@@ -1,1 +1,0 @@
-"""The moving parts: pictures to tensors, the model, the training loop, evaluation, checkpoints."""

@@ -1,0 +1,49 @@
+"""The mathematics that losses, miners and metrics share. Everything here is a function of tensors, or a plain tuple of them.
+
+One matrix, one meaning: rows are anchors, columns are references, an entry is the cosine similarity of unit vectors, larger is
+closer. Distances come from it by a named function. Shapes are static and nothing waits for the device.
+
+B batch, D dimension, R references (the batch itself, or a memory).
+"""
+
+from __future__ import annotations
+
+from unimetric.geometry.draws import Dice, draw, seed_dice, uniform
+from unimetric.geometry.masks import few, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
+from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_pairs, compare, match
+from unimetric.geometry.poincare import poincare, to_ball
+from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, full, gram, unit
+from unimetric.geometry.triplets import BLOCK, CACHED, triplet_cosines, triplet_hinges
+
+__all__ = [
+    "BLOCK",
+    "CACHED",
+    "Dice",
+    "Memory",
+    "Pairs",
+    "Triplets",
+    "as_pairs",
+    "class_cosines",
+    "compare",
+    "cosines",
+    "distances",
+    "draw",
+    "euclidean",
+    "few",
+    "full",
+    "gram",
+    "log1p_sum_exp",
+    "log_sum_exp",
+    "masked_max",
+    "masked_mean",
+    "masked_min",
+    "masked_sum",
+    "match",
+    "poincare",
+    "seed_dice",
+    "to_ball",
+    "triplet_cosines",
+    "triplet_hinges",
+    "uniform",
+    "unit",
+]

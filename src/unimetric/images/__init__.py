@@ -1,0 +1,1 @@
+"""Tables of images, and images as tensors: decode, pack, crop, load."""

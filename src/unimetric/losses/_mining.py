@@ -1,0 +1,25 @@
+"""The miner of a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import create
+
+
+def mining(loss: Any, miner: str | nn.Module | None) -> Any:
+    """The miner that a loss uses: the one it is given, or its paper's. One whose tuples the loss cannot read is refused.
+
+    A loss says `default_miner = "..."` and `reads = (Pairs, Triplets)`; a miner says `gives = Triplets`.
+    """
+    built = create("miners", miner or loss.default_miner)
+    if built.gives not in loss.reads:
+        name, wanted = type(loss).__name__, " or ".join(kind.__name__ for kind in loss.reads)
+        raise UnimetricError(
+            f"the loss {name} reads {wanted}, but the miner {type(built).__name__} gives {built.gives.__name__}",
+            f"leave `miner` out to use {name}'s own, `{loss.default_miner}`",
+        )
+    return built

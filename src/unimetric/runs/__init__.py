@@ -1,0 +1,1 @@
+"""Opening a run: folder, storage, cluster, device, rows, model, weights, embeddings, display."""

@@ -1,0 +1,89 @@
+"""Device, precision and strategy of a run, by Lightning Fabric.
+
+Either package that contains Fabric is accepted. `lightning-fabric` is the dependency: it loads in half the time of
+`lightning`, which imports torchmetrics to read its version.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+
+try:
+    import fcntl
+    import resource
+except ModuleNotFoundError:  # Windows
+    fcntl = resource = None  # type: ignore[assignment]
+
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+    from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+
+    VERSION = ""
+else:
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+
+        VERSION = version("lightning-fabric")  # an ImportError too where `lightning` only lends its name
+    except ImportError:
+        from lightning.fabric import Fabric
+        from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
+
+        VERSION = version("lightning")
+
+
+__all__ = ["VERSION", "CSVLogger", "Fabric", "TensorBoardLogger", "open_fabric"]
+
+
+# Float32 products stay float32: the hints to lower their precision would change results. Lightning logs its hint when it sets up a GPU
+# (`accelerators/cuda.py`), inductor warns at its first compilation, that of the crops (`compile_fx.py`).
+for name in ("lightning_fabric", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.WARNING)
+
+
+warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
+
+
+def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False) -> Fabric:
+    """Device, precision and strategy as the settings name them; only training uses `several` devices, measuring takes one of them."""
+    accelerator, _, devices = config.device.partition(":")
+    cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
+    if accelerator in ("cuda", "gpu") and not cuda:
+        raise UnimetricError(f"`device = {config.device!r}`, but there is no CUDA device", "write `device = 'cpu'` or `device = 'auto'`")
+    for name in ("lightning_fabric", "lightning.fabric"):  # it greets every run with what the settings say already
+        logging.getLogger(name).setLevel(logging.WARNING)
+    precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
+    try:
+        count = int(devices) if devices else 1
+        return Fabric(
+            accelerator="cuda" if cuda else ("cpu" if accelerator == "auto" else accelerator),
+            devices=count if several else 1,
+            precision=precision,  # type: ignore[arg-type]
+            strategy=config.strategy if several else "auto",
+            loggers=loggers,
+        )
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
+        raise UnimetricError(f"cannot set up the device: {error}", "check `device`, `precision` and `strategy`") from None
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the peak memory of this process in GiB.
+
+    On a GPU this is the memory that torch has reserved, without the CUDA context. On a CPU it is the resident memory.
+    """
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_reserved(device) / 2**30, 3)
+    if resource is None:
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 3)

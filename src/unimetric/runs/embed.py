@@ -1,0 +1,86 @@
+"""Embed images with a model, and make a `Space` of the embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unimetric.config import RunConfig
+from unimetric.geometry.space import Space
+from unimetric.images.loading import Look, Progress, open_pictures
+from unimetric.images.table import Table
+from unimetric.runs.device import Fabric
+from unimetric.runs.model import place
+from unimetric.spec import create
+
+
+@torch.inference_mode()
+def embed(
+    fabric: Fabric, model: Any, pictures: Any, rows: np.ndarray, look: Look, *, batch: int, progress: Progress | None = None
+) -> Float[Tensor, "N D"]:
+    """Raw embeddings of some rows, in their order, float32 on the device; shared out over the ranks."""
+    was_training = model.training
+    model.eval()
+    mine = np.array_split(rows, fabric.world_size)[fabric.global_rank]
+    batch = min(batch, max(1, len(mine)))
+    # Every batch is full, the last one by repetition: one shape, so a compiled model is compiled once.
+    full = np.resize(mine, -(-len(mine) // batch) * batch)
+    requests = ((full[start : start + batch], look) for start in range(0, len(full), batch))
+    parts = []
+    for images in pictures.load(requests):
+        parts.append(model(images)[0].float())
+        if progress is not None:
+            progress(min(len(parts) * batch, len(mine)), len(mine))
+    model.train(was_training)
+    embeddings = torch.cat(parts)[: len(mine)]
+    if fabric.world_size == 1:
+        return embeddings
+    most = -(-len(rows) // fabric.world_size)
+    padded = torch.zeros(most, embeddings.shape[1], device=embeddings.device)
+    padded[: len(embeddings)] = embeddings
+    gathered: Any = fabric.all_gather(padded)
+    lengths = [len(share) for share in np.array_split(rows, fabric.world_size)]
+    return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
+
+
+def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, progress: Progress | None = None) -> Float[Tensor, "N D"]:
+    """Raw embeddings of every picture of a table, each seen at its centre.
+
+    Args:
+        fabric: of `open_fabric(config)`.
+        config: its transform, and how to carry it out.
+        model: as `build_model` makes it.
+        table: the pictures.
+        progress: called with (done, all), first while packs are read, then while pictures are embedded.
+    """
+    model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
+    options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
+    pictures = open_pictures(table, device=fabric.device, progress=progress, **options)
+    look = Look(create("transforms", config.transform))
+    return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
+
+
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None, geometry: str = "") -> Space:
+    """Build the space of some rows of a table, with their labels, queries and gallery.
+
+    Args:
+        embeddings: Raw embeddings of the rows, in their order.
+        table: Table of the images.
+        rows: Indices of the rows.
+        loss: Loss that may declare a geometry by `placed`; the default is the cosine.
+        geometry: Name that replaces the loss's own geometry. Empty for the loss's own.
+    """
+    points, options = place(embeddings.detach(), loss, geometry)
+    return Space(
+        points,
+        torch.from_numpy(table.labels[rows]),
+        query=table.query[rows],
+        gallery=table.gallery[rows],
+        source=table.source[rows],
+        source_names=table.source_names if all(table.source_names) else (),
+        **options,
+    )

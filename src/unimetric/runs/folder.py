@@ -1,0 +1,195 @@
+"""The run folder: lock it, check that it belongs to this run, open its model, read its result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unimetric.config import NO_RESULT, RunConfig, from_settings, load
+from unimetric.errors import UnimetricError
+from unimetric.files import write_text
+from unimetric.runs.device import VERSION, peak_memory
+from unimetric.runs.model import build_model
+from unimetric.runs.weights import Trained, read_tensors
+from unimetric.spec import bind, find, parse, signature, text_of
+
+try:
+    import fcntl
+    import resource
+except ModuleNotFoundError:  # Windows
+    fcntl = resource = None  # type: ignore[assignment]
+
+
+def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: str = "best") -> tuple[RunConfig, Any]:
+    """Read the settings of a run, finished or not, and its model with trained weights.
+
+    Args:
+        folder: Run folder.
+        backbone: Spec string that locates the frozen weights of a run with an adapter, if they have
+            moved. Other weights raise an error.
+        head: Spec string with other test-time arguments of the head. Empty for the run's own.
+        epoch: `best` for the weights of the best epoch, `last` for those of the checkpoint.
+
+    Returns:
+        The settings and the model.
+    """
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
+    weights = _weights_file(folder, epoch)
+    config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
+    config = overridden(config, {"head": head} if head else {}, folder)
+    model = build_model(config)
+    tensors, _ = read_tensors(weights, "bring back the file, or train the run again in a new folder")
+    if epoch == "last":
+        tensors = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
+    Trained(model, place=str(weights)).load_state_dict(tensors)
+    return config, model
+
+
+def _weights_file(folder: Path, epoch: str) -> Path:
+    """Return the file with the weights of the best or the last epoch."""
+    if epoch not in ("best", "last"):
+        raise UnimetricError(f"`epoch` must be one of best, last, got `{epoch}`", "use `--epoch best`")
+    weights = folder / ("checkpoint.safetensors" if epoch == "last" else "model.safetensors")
+    if weights.is_file():
+        return weights
+    if epoch == "last":
+        raise UnimetricError(f"{folder}: no weights of the last epoch (no checkpoint.safetensors)", "use `--epoch best`")
+    if (folder / "done").exists():
+        raise UnimetricError(f"{folder}: its weights are gone (no model.safetensors)", "bring them back, or train it again in a new folder")
+    raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
+
+
+def overridden(config: RunConfig, overrides: dict[str, Any], run: str | Path) -> RunConfig:
+    """Replace some settings of a run.
+
+    Another adapter or head raises an error. Only the test-time arguments of the head may change.
+
+    Args:
+        config: Settings of the run.
+        overrides: Settings by name. Arguments that the head omits keep the run's values.
+        run: Run folder, for errors.
+
+    Returns:
+        The new settings.
+    """
+    if overrides.get("adapter", config.adapter) != config.adapter:
+        raise UnimetricError(f"{run}: was trained with `adapter = {config.adapter!r}`", "leave `adapter` out, or train another run")
+    if "head" in overrides:
+        overrides = overrides | {"head": _head_at_test_time(config.head, str(overrides["head"]), run)}
+    return from_settings(asdict(config) | overrides, str(run))
+
+
+def _head_at_test_time(own: str, given: str, run: str | Path) -> str:
+    """Return the spec string of a run's head with its test-time arguments replaced by the given ones."""
+    if given == own:
+        return own
+    name = parse(own).name
+    free = getattr(find("heads", name), "test_time", ())
+    hint = f"change only {' and '.join(f'`{key}`' for key in free)}" if free else "leave `head` out"
+    error = UnimetricError(f"{run}: was trained with `head = {own!r}`", f"{hint}, or train another run")
+    if parse(given).name != name:
+        raise error
+    unset = object()  # marks run-provided arguments
+    (part, mine), (_, theirs) = (bind("heads", text, features=unset, seed=unset) for text in (own, given))
+    merged = {key: value for key, value in (mine | theirs).items() if value is not unset}
+    for key, value in merged.items():
+        if key not in free and value != mine.get(key, signature(part).parameters[key].default):
+            raise error
+    return text_of(name, merged)
+
+
+#: What lies in a folder before its settings do: a run that was killed in that moment begins anew.
+_BEGUN = (".lock", ".config.toml.")
+
+
+def refuse_other(config: RunConfig, folder: Path) -> None:
+    """See that a folder is free, or this run's own."""
+    if (folder / "config.toml").exists():
+        other = load(folder / "config.toml")
+        if other.run_id != config.run_id:
+            mine, theirs = asdict(config), asdict(other)
+            key = next(key for key in mine if key not in NO_RESULT and mine[key] != theirs[key])
+            raise UnimetricError(
+                f"{folder}: holds another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir())):
+        raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
+
+
+@contextlib.contextmanager
+def claim(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
+    """Make the run folder and lock it for this process. At the end, add the peak memory to `environment.json`.
+
+    Args:
+        config: Settings of the run, for `config.toml`.
+        folder: Run folder.
+        device: Device of the run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnimetricError(f"{folder}: cannot be made: {error.strerror}", "choose another --out") from None
+    environment: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "lightning": VERSION,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "run_id": config.run_id,
+    }
+    with _alone(folder):
+        write_text(folder / "config.toml", config.dump())  # first: by it the folder is known to be a run's, whenever the power goes
+        write_text(folder / "environment.json", json.dumps(environment, indent=1))
+        try:
+            yield
+        finally:
+            environment["peak_memory_gib"] = peak_memory(device)
+            with contextlib.suppress(UnimetricError):  # on a full disk, the run's own error is the one to report
+                write_text(folder / "environment.json", json.dumps(environment, indent=1))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, where the system knows how: two runs in it would mix their lines. A killed process lets go by itself."""
+    if fcntl is None:
+        yield
+        return
+    try:
+        file = open(folder / ".lock", "ab")  # noqa: SIM115
+    except OSError as error:
+        raise UnimetricError(f"{folder}: cannot be written: {error.strerror}", "choose another --out") from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers that outlive their killed run would hold on to
+        except (BlockingIOError, PermissionError):
+            raise UnimetricError(f"{folder}: another process trains in it now", "wait for it, or choose another --out") from None
+        except OSError:  # some file systems of networks have no locks
+            pass
+        try:
+            yield
+        finally:
+            (folder / ".lock").unlink(missing_ok=True)
+
+
+def read_done(folder: Path) -> dict[str, Any]:
+    """The line of the best epoch of a finished run."""
+    hint = "remove the file, and the run ends from its checkpoint"
+    try:
+        line = json.loads((folder / "done").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnimetricError(f"{folder / 'done'}: unreadable: {error}", hint) from None
+    measured = [value for key, value in line.items() if "/" in key] if isinstance(line, dict) else []
+    if not measured or not {"epoch", "chosen_on"} <= line.keys() or not all(isinstance(value, int | float) for value in measured):
+        raise UnimetricError(f"{folder / 'done'}: not the line of a best epoch", hint)
+    return line

@@ -1,1 +1,0 @@
-"""How far test classes lie from training classes: distances, splits of growing distance, and scores over them."""

@@ -1,0 +1,143 @@
+"""A study as one file: a run's settings with lists for some of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unimetric.config import RunConfig, from_settings, read_toml
+from unimetric.errors import UnimetricError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study.
+
+    Args:
+        config: its settings.
+        labels: what sets it apart, by axis: `{"method": "Margin", "seed": "0"}`.
+    """
+
+    config: RunConfig
+    labels: dict[str, str]
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """A grid or a search as it is written, with its lists and ranges."""
+    return read_toml(
+        path, examples="`unimetric/configs/` for runs and `unimetric/configs/studies/` for studies", like='`key = "text"` or `key = [1, 2]`'
+    )
+
+
+def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
+    """Every combination of the lists in a grid, in the order of the file; the last axis turns fastest.
+
+    A list of values is an axis of its key. A list of tables is an axis of settings that belong together: the key is the axis's name, each
+    table may say its own `name`, and a table's lists are combined, too. `metrics` is a list in itself; a list of lists varies it.
+    A run that several points describe is done once, under the first of its names.
+
+    >>> [run.config.seed for run in expand({"seed": [0, 1], "epochs": 3})]
+    [0, 1]
+    >>> [run.labels for run in expand({"method": [{"name": "A", "loss": "margin"}, {"name": "B", "loss": "triplet", "seed": [1, 2]}]})]
+    [{'method': 'A'}, {'method': 'B', 'seed': '1'}, {'method': 'B', 'seed': '2'}]
+    """
+    runs: dict[str, Run] = {}
+    good: dict[str, dict[str, Any]] = {}  # every value is checked once, not once a combination
+    for values, labels in _points(settings, place):
+        together = {key: [values.get(each) for each in group] for group in _TOGETHER for key in group}
+        marks = {key: f"{key} = {together.get(key, value)!r}" for key, value in values.items()}
+        new = {key: value for key, value in values.items() if marks[key] not in good}
+        if new:
+            checked = from_settings(new, place)
+            good |= {marks[key]: {key: getattr(checked, key)} for key in new}
+        config = RunConfig(**{name: value for mark in marks.values() for name, value in good[mark].items()})
+        runs.setdefault(config.run_id, Run(config, labels))
+    return list(runs.values())
+
+
+#: Settings that are good together or not at all.
+_TOGETHER = (("metrics", "chosen_by"), ("precision", "clip_norm", "clip_value"))
+
+
+def _points(settings: dict[str, Any], place: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    axes: list[list[tuple[dict[str, Any], dict[str, str]]]] = []
+    for key, value in settings.items():
+        if not is_axis(key, value):
+            axes.append([({key: value}, {})])
+        elif not value:
+            raise UnimetricError(f"{place}: `{key}` is an empty list", "write one value at least")
+        elif all(isinstance(item, dict) for item in value):
+            axes.append([point for number, row in enumerate(value) for point in _row(key, row, number, place)])
+        else:
+            axes.append([({key: item}, {key: _text(item)}) for item in value])
+    for combination in itertools.product(*axes):
+        values: dict[str, Any] = {}
+        labels: dict[str, str] = {}
+        for some, marks in combination:
+            values |= some
+            labels |= marks
+        yield values, labels
+
+
+def is_axis(key: str, value: Any) -> bool:
+    """Return whether a setting of a grid is a list of values to combine."""
+    if key == "metrics":
+        return isinstance(value, list) and any(isinstance(item, list) for item in value)
+    return isinstance(value, list)
+
+
+def _row(axis: str, row: dict[str, Any], number: int, place: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    fixed = [str(value) for key, value in row.items() if key != "name" and not is_axis(key, value)]
+    name = str(row.get("name", ", ".join(fixed) or number + 1))
+    for values, labels in _points({key: value for key, value in row.items() if key != "name"}, f"{place}: {axis} {number + 1}"):
+        yield values, {axis: name} | labels
+
+
+def _text(value: Any) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
+    """The runs of a grid file, with some settings replaced in all of them.
+
+    Args:
+        path: a TOML file.
+        overrides: settings by name; a list is an axis, as in the file.
+    """
+    settings = read_settings(path)
+    if "search" in settings:
+        raise UnimetricError(f"{path}: has a [search] table, so it is a search", "use `unimetric tune`, or remove the table")
+    # Last of all, so that they go over what the tables of a list say, too.
+    return expand({key: value for key, value in settings.items() if key not in overrides} | overrides, str(path))
+
+
+def check_runs(runs: list[Run], place: str, *, seen: set[RunConfig] | None = None) -> None:
+    """Build every different combination of parts once, without pictures and weights: what does not fit is named before anything starts.
+
+    Args:
+        runs: of a study.
+        place: what errors name.
+        seen: combinations that were good before; filled.
+    """
+    import torch
+
+    from unimetric.training.build import check_fit
+
+    seen = set() if seen is None else seen
+    plain = RunConfig()
+    for run in runs:
+        name = f"{place}: {', '.join(run.labels.values()) or 'the run'}"
+        # Networks take seconds to fill with random weights, so each is built once, and without memory behind its weights; everything else
+        # is checked on the small one.
+        network = replace(plain, backbone=run.config.backbone, adapter=run.config.adapter)
+        same = {key: getattr(plain, key) for key in ("seed", "epochs", "dataset", "split", "metrics", "backbone", "adapter")}
+        rest = replace(run.config, **same)
+        if network not in seen:
+            with torch.device("meta"):
+                check_fit(network, name)
+        if rest not in seen:
+            check_fit(rest, name)
+        seen |= {network, rest}

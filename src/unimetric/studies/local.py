@@ -1,0 +1,182 @@
+"""A study on this machine: each run in its own process, one after another or several at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from unimetric.errors import Interrupted, UnimetricError
+from unimetric.runs.storage import absolute, finished, on_disk, read, write
+from unimetric.studies.board import Board
+from unimetric.studies.grid import Run
+from unimetric.studies.parallel import Slots
+from unimetric.studies.worker import work_apart
+
+#: A run that fails is tried once more, and then left.
+TRIES = 2
+
+
+def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures: bool = True, quiet: bool = False) -> dict[str, str]:
+    """Execute the runs that are not finished.
+
+    Run folders are `OUT/<id>`. The output of each process is appended to `OUT/logs/<id>.txt`.
+
+    Args:
+        runs: Runs of `grid.read_grid`.
+        out: Folder of the study. Unfinished runs in it are resumed.
+        parallel: Number of runs at once, or `auto`; see `parallel.Slots`.
+        pictures: Whether each run saves what a report shows of its embedding.
+        quiet: Whether to print nothing.
+
+    Returns:
+        State of each run by id: `done` or `failed`.
+    """
+    place = absolute(out)
+    if on_disk(place) is None:
+        raise UnimetricError(f"{out}: is no folder of this machine", "name a folder, or run the study on a cluster with `--ray`")
+    try:
+        (Path(place) / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnimetricError(f"{out}: cannot be made: {error.strerror}", "choose another --out") from None
+    remember(runs, place)
+    with Board(runs, place, quiet=quiet) as board:
+        execute(begin(runs, place, board, pictures=pictures), place, board, parallel=parallel, pictures=pictures)
+        if not quiet:
+            board.console.print(f"{board.summary()}; see {out}, or make a page of it: unimetric report {out}", soft_wrap=True, markup=False)
+        return dict(board.states)
+
+
+@dataclass(frozen=True)
+class _Child:
+    """Process of a run, and the size of its log before it started."""
+
+    run: Run
+    process: BaseProcess
+    log: Path
+    logged: int
+
+
+def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, pictures: bool) -> None:
+    """Execute runs in processes of their own, and show their states.
+
+    A run that fails is tried again; it does not stop the others. Ctrl-C stops all of them with their checkpoints.
+
+    Args:
+        runs: Unfinished runs.
+        place: Folder of the study.
+        board: Display of the states.
+        parallel: Number of runs at once, or `auto`.
+        pictures: Whether each run saves what a report shows of its embedding.
+    """
+    if not runs:
+        return
+    slots = Slots([run.config for run in runs], parallel)
+    waiting, tries = list(runs), Counter[str]()
+    active: dict[str, _Child] = {}
+    try:
+        while waiting or active:
+            device = slots.find() if waiting else None
+            if device is not None:
+                run = waiting.pop(0)
+                run_id = run.config.run_id
+                tries[run_id] += 1
+                slots.used[run_id] = device
+                board.set(run_id, "running", f"attempt {tries[run_id]}" if tries[run_id] > 1 else "")
+                active[run_id] = _start(run, place, gpu=slots.name_gpu(run.config, device), threads=slots.threads, pictures=pictures)
+                continue
+            wait([child.process.sentinel for child in active.values()], timeout=0.2)
+            board.show()
+            if slots.auto and waiting:
+                slots.peak = max([slots.peak, *(_peak(place, run_id) for run_id in active)])
+            for run_id in [run_id for run_id, child in active.items() if not child.process.is_alive()]:
+                child = active.pop(run_id)
+                del slots.used[run_id]
+                if finished(place, run_id):
+                    slots.peak = max(slots.peak, _peak(place, run_id))
+                    board.set(run_id, "done")
+                    continue
+                reason = _reason(child)
+                if slots.auto and (child.process.exitcode == -signal.SIGKILL or "out of memory" in reason):
+                    slots.most = max(1, len(active))
+                if tries[run_id] < TRIES:
+                    waiting.insert(0, child.run)
+                    board.states[run_id] = "waiting"
+                else:
+                    board.set(run_id, "failed", reason)
+    except KeyboardInterrupt:
+        _stop(active, board)
+        raise Interrupted("the runs are saved; run the same command to resume them") from None
+    finally:
+        for child in active.values():
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+
+
+def begin(runs: list[Run], place: str, board: Board, *, pictures: bool) -> list[Run]:
+    """The runs that are not finished; the others are shown as done."""
+    todo = []
+    for run in runs:
+        if finished(place, run.config.run_id, pictures=pictures):
+            board.set(run.config.run_id, "done")
+        else:
+            todo.append(run)
+    return todo
+
+
+def remember(runs: list[Run], place: str) -> None:
+    """Leave what the grid calls its runs, for the report; beside what was there of another grid."""
+    try:
+        before = json.loads(read(place, "study.json") or b"{}")
+    except ValueError:
+        before = {}
+    before = before if isinstance(before, dict) else {}
+    write(place, "study.json", json.dumps(before | {run.config.run_id: run.labels for run in runs}, indent=1).encode())
+
+
+def _start(run: Run, place: str, *, gpu: str, threads: int, pictures: bool) -> _Child:
+    # The fork server has imported torch and nothing else, so that a process starts at once and shares nothing with other runs.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unimetric.training.loop", "unimetric.analysis.gallery"])
+    log = Path(place) / "logs" / f"{run.config.run_id}.txt"
+    process = context.Process(target=work_apart, args=(asdict(run.config), place, str(log), pictures, gpu, threads))
+    logged = log.stat().st_size if log.exists() else 0
+    process.start()
+    return _Child(run, process, log, logged)
+
+
+def _stop(active: dict[str, _Child], board: Board) -> None:
+    for child in active.values():
+        child.process.terminate()  # harmless if the terminal's signal has reached the child already: it saves and stops
+    end = time.monotonic() + 60
+    for run_id, child in active.items():
+        child.process.join(max(0.0, end - time.monotonic()))
+        board.set(run_id, "stopped")
+
+
+def _peak(place: str, run_id: str) -> float:
+    """Return the peak memory in GiB that a run has reported, or 0."""
+    lines = (read(place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
+    try:
+        return float(json.loads(lines[-1]).get("peak_memory_gib", 0.0))
+    except (ValueError, IndexError, AttributeError):  # no line yet, or half of one
+        return 0.0
+
+
+def _reason(child: _Child) -> str:
+    """Return why a run failed: the last error in its log, or its last line, and the signal that ended it."""
+    text = child.log.read_bytes()[child.logged :].decode(errors="replace") if child.log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line.split(":")[0]]
+    code = child.process.exitcode or 0
+    said = (errors or lines or ["no output"])[-1]
+    if code < 0:
+        said = f"ended by signal {-code} ({signal.strsignal(-code)}), last output: {(lines or ['none'])[-1]}"
+    return f"{said}   (see {child.log})"

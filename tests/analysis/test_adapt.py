@@ -1,0 +1,329 @@
+import json
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from unimetric.analysis.adapt import _check_summary, adapt, draw_episodes, last_layers, t_interval, tune
+from unimetric.analysis.shift import draw_report, shift_report
+from unimetric.analysis.split import features_of, make_splits, write_splits
+from unimetric.analysis.transfer import transfer
+from unimetric.cli import app
+from unimetric.config import from_settings, load
+from unimetric.errors import UnimetricError
+from unimetric.runs.model import Model
+from unimetric.runs.rows import read_table
+from unimetric.spec import create
+from unimetric.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def runs(letters, tmp_path_factory):
+    """A file of splits of the letters, and four runs: two losses on its easiest and its hardest split."""
+    folder = tmp_path_factory.mktemp("shift")
+    common = {
+        "dataset": f"pack(path='{letters}')",
+        "transform": "glyphs(size=32)",
+        "backbone": "small(channels=16)",
+        "head": "linear(dim=8)",
+        "batch_size": 12,
+        "optimizer": "adam(lr=1e-3)",
+        "epochs": 1,
+        "logger": "none",
+        "device": "cpu",
+    }
+    table, features = features_of(from_settings(common), path=folder / "untrained.npz")
+    write_splits(folder / "splits.json", make_splits(table, features, swaps=1, count=3, easier=2, removal=False, choose=2), {})
+    for loss in ("margin", "triplet"):
+        for number in (1, 2):
+            text = f"ood(path='{folder}/splits.json', split={number})"
+            train(from_settings(common | {"loss": loss, "split": text}), folder / f"{loss}_{number}", quiet=True)
+    return folder
+
+
+def test_learning_the_last_layer_alone():
+    torch.manual_seed(0)
+    head = create("heads", "mlp(dim=4, hidden=16, layers=2)", features=12)
+    before = {key: value.clone() for key, value in head.state_dict().items()}
+    centres = torch.randn(4, 12)
+    labels = np.repeat(np.arange(4), 5)
+    views = 0.5 * centres[labels] + torch.randn(3, 20, 12)
+    tuned = tune(head, last_layers(head), views, labels, iterations=60, lr=1e-2, batch_size=8)
+    assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
+    changed = {key for key, value in tuned.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {"layers.2.weight", "layers.2.bias"}
+
+    def separation(part):
+        points = torch.nn.functional.normalize(part(views.flatten(0, 1)[:, None]), dim=1)
+        same = torch.from_numpy(np.tile(labels, 3))
+        same = same[:, None] == same[None]
+        return ((points @ points.T)[same].mean() - (points @ points.T)[~same].mean()).item()
+
+    assert separation(tuned) > separation(head) + 0.1
+    again = tune(head, last_layers(head), views, labels, iterations=60, lr=1e-2, batch_size=8)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in tuned.state_dict().items())
+    with pytest.raises(UnimetricError, match="no linear layer"):
+        last_layers(create("heads", "identity", features=3))
+
+
+def test_a_run_is_adapted(runs):
+    result = adapt(runs / "margin_1", shots=4, episodes=3, iterations=40, lr=1e-2, looks=2, metrics=("recall(k=1)",))
+    assert json.loads((runs / "margin_1" / "adapt_4_shots.json").read_text())["summary"].keys() == result["summary"].keys()
+    assert len(result["episodes"]) == 3
+    for line in result["episodes"]:
+        assert line["gain/recall(k=1)"] == line["few/recall(k=1)"] - line["zero/recall(k=1)"]
+    mean, half = result["summary"]["few/recall(k=1)"]
+    assert mean == pytest.approx(np.mean([line["few/recall(k=1)"] for line in result["episodes"]])) and half >= 0
+    same = adapt(runs / "margin_1", shots=4, episodes=3, iterations=40, lr=1e-2, looks=2, metrics=("recall(k=1)",))
+    assert same == result
+    # Nothing learnt is nothing gained.
+    still = adapt(runs / "margin_1", shots=4, episodes=2, iterations=1, lr=0.0, looks=0, metrics=("recall(k=1)",))
+    assert still["summary"]["gain/recall(k=1)"] == (0, 0)
+
+
+def test_adapt_records_its_settings(runs):
+    settings = {"shots": 3, "episodes": 2, "iterations": 3, "looks": 2, "metrics": ("recall(k=1)",), "seed": 7}
+    result = adapt(runs / "margin_1", **settings)
+    stored = json.loads((runs / "margin_1" / "adapt_3_shots.json").read_text())
+    assert (stored["epoch"], stored["with_replacement"], stored["head"]) == ("last", True, "linear(dim=8)")
+    assert result["tuned_weights"] is None
+    assert adapt(runs / "margin_1", with_replacement=False, epoch="best", **settings)["with_replacement"] is False
+
+
+def test_tune_draws_support_batches_with_replacement(monkeypatch):
+    """In two shots, half of the pairs are one image, shown in two crops."""
+    import unimetric.analysis.adapt as module
+
+    head, labels = create("heads", "linear(dim=4)", features=6), np.repeat(np.arange(8), 2)
+    seen = []
+
+    def record(batches, crops, seed):
+        seen.append((batches, draw(batches, crops, seed)))
+        return seen[-1][1]
+
+    draw = module._draw_crops
+    monkeypatch.setattr(module, "_draw_crops", record)
+    same = []
+    for with_replacement in (True, False):
+        options = {"iterations": 50, "batch_size": 16, "with_replacement": with_replacement}
+        tune(head, last_layers(head), torch.randn(4, 16, 6), labels, **options)
+        batches, which = seen[-1]
+        assert (labels[batches[:, ::2]] == labels[batches[:, 1::2]]).all()
+        twice = batches[:, ::2] == batches[:, 1::2]
+        assert (which[:, ::2] != which[:, 1::2])[twice].all()
+        assert set(np.unique(which)) == {0, 1, 2, 3}
+        same.append(twice.mean())
+    assert same[0] == pytest.approx(0.5, abs=0.1) and same[1] == 0
+
+
+def test_tune_divides_by_active_triplets(monkeypatch):
+    built = []
+
+    def watch(kind, text, **offered):
+        built.append(text)
+        return create(kind, text, **offered)
+
+    monkeypatch.setattr("unimetric.analysis.adapt.create", watch)
+    head = create("heads", "linear(dim=4)", features=6)
+    tune(head, last_layers(head), torch.randn(2, 16, 6), np.repeat(np.arange(4), 4), iterations=2, batch_size=8)
+    assert "margin(beta=1.2, learn_beta=False, or_count=True)" in built
+
+
+def test_tune_uses_equal_head_weights():
+    """The run's weights must not reach the gradient, and the tuned copy must have them again."""
+    views = torch.randn(2, 20, 6, generator=torch.manual_seed(0))
+    labels = np.repeat(np.arange(4), 5)
+    tuned = []
+    for weights in ("(0.5, 1.5, 1.5, 1.5)", "(1, 1, 1, 1)"):
+        torch.manual_seed(0)
+        head = create("heads", f"diva(dim=3, weights={weights})", features=6)
+        tuned.append(tune(head, last_layers(head), views, labels, iterations=20, lr=1e-2, batch_size=8))
+        assert tuned[-1].weights == head.weights
+        assert not torch.equal(tuned[-1].layer.weight, head.layer.weight)
+    assert tuned[0].weights == (0.5, 1.5, 1.5, 1.5)
+    assert torch.equal(tuned[0].layer.weight, tuned[1].layer.weight)
+
+
+def test_adapt_reads_the_last_or_the_best_epoch(runs, tmp_path):
+    """The run's best and last epoch differ: its checkpoint is replaced by one of other weights."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "margin_1", folder)
+    settings = {"shots": 3, "episodes": 2, "iterations": 1, "lr": 0.0, "looks": 0, "metrics": ("spectral_decay",)}
+    best = adapt(folder, epoch="best", **settings)
+    notes = safe_open(folder / "checkpoint.safetensors", framework="pt").metadata()
+    tensors = load_file(folder / "checkpoint.safetensors")
+    tensors["model/head.layer.weight"] = torch.randn(8, 16, generator=torch.manual_seed(0))
+    save_file(tensors, folder / "checkpoint.safetensors", notes)
+    last = adapt(folder, **settings)
+    assert adapt(folder, epoch="last", **settings) == last
+    assert adapt(folder, epoch="best", **settings) == best
+    assert (best["epoch"], last["epoch"]) == ("best", "last")
+    assert best["summary"]["zero/spectral_decay"] != last["summary"]["zero/spectral_decay"]
+    with pytest.raises(UnimetricError, match=r"`epoch` must be one of best, last, got `first`"):
+        adapt(folder, epoch="first", **settings)
+    (folder / "checkpoint.safetensors").unlink()
+    with pytest.raises(UnimetricError, match=r"no checkpoint.safetensors") as caught:
+        adapt(folder, **settings)
+    assert caught.value.hint == "use `--epoch best`"
+    shown = CliRunner().invoke(app, ["adapt", str(folder), "--epoch", "best", "--shots", "3", "--iterations", "1", "--looks", "0"])
+    assert shown.exit_code == 0 and "few/recall(k=1)" in shown.output
+    assert json.loads((folder / "adapt_3_shots.json").read_text())["epoch"] == "best"
+
+
+def test_zero_shot_is_the_run_on_the_pictures_that_are_left(runs):
+    from unimetric.images.loading import Look, open_pictures
+    from unimetric.metrics import measure
+    from unimetric.runs.device import open_fabric
+    from unimetric.runs.embed import embed, space_of
+    from unimetric.runs.folder import open_run
+
+    result = adapt(runs / "triplet_2", shots=3, episodes=2, iterations=1, looks=0, metrics=("recall(k=1)",), seed=5)
+    config, model = open_run(runs / "triplet_2")
+    table, split = read_table(config)
+    support = draw_episodes(config, table, split.test, shots=3, episodes=2, seed=5)
+    pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
+    for line, rows in zip(result["episodes"], support, strict=True):
+        left = np.setdiff1d(split.test, rows)
+        embeddings = embed(open_fabric(config), model, pictures, left, Look(create("transforms", config.transform)), batch=64)
+        assert measure(space_of(embeddings, table, left), ["recall(k=1)"])["recall(k=1)"] == pytest.approx(line["zero/recall(k=1)"])
+
+
+def test_episodes_are_seeded_and_of_each_class_alike(config):
+    table, split = read_table(config)
+    first, second = (draw_episodes(config, table, split.test, shots=3, episodes=4, seed=1) for _ in range(2))
+    assert [rows.tolist() for rows in first] == [rows.tolist() for rows in second]
+    assert len({tuple(rows) for rows in first}) == 4
+    for rows in first:
+        assert set(rows) <= set(split.test) and (np.unique(table.labels[rows], return_counts=True)[1] == 3).all()
+    with pytest.raises(UnimetricError, match="a class needs two support pictures"):
+        draw_episodes(config, table, split.test, shots=1, episodes=4)
+    with pytest.raises(UnimetricError, match="no published episodes"):
+        draw_episodes(config, table, split.test, shots=2, episodes=4, draw="published")
+    with pytest.raises(UnimetricError, match="cannot be drawn by `dice`"):
+        draw_episodes(config, table, split.test, shots=2, episodes=4, draw="dice")
+
+
+def test_published_episodes_are_taken(config, tmp_path):
+    table, split = read_table(config)
+    names = [table.class_names[label] for label in np.unique(table.labels[split.test])]
+    rows = {name: np.flatnonzero(table.labels == table.class_names.index(name)) for name in names}
+    from unimetric.images.pack import opened
+
+    called = [name.rpartition("/")[2] for name in opened(table.paths[0].partition("::")[0]).names]
+    assert all(len({called[row] for row in own}) == len(own) for own in rows.values())  # a picture's name is its own within its class
+    group = {str(n): {name: [called[row] for row in rows[name][n : n + 2]] for name in names} for n in range(3)}
+    trained = [table.class_names[label] for label in np.unique(table.labels[split.train])]
+    file = tmp_path / "file.json"
+    file.write_text(json.dumps({"4": {"fid": 1.0, "train": trained, "test": names, "test_episodes": {"2": group}}}))
+    config = from_settings(asdict(config) | {"split": f"published(path='{file}', split=4)"})
+    found = draw_episodes(config, table, split.test, shots=2, episodes=10)
+    assert [sorted(support) for support in found] == [sorted(np.concatenate([rows[name][n : n + 2] for name in names])) for n in range(3)]
+    assert len(draw_episodes(config, table, split.test, shots=3, episodes=10)) == 10  # the file has none of three
+    read = split.test[~np.isin(split.test, found[0][:1])]  # all but one picture, which cannot be read
+    assert [len(support) for support in draw_episodes(config, table, read, shots=2, episodes=10)] == [
+        len(found[0]) - 1,
+        *(len(support) for support in found[1:]),
+    ]
+
+
+def test_intervals_are_students():
+    mean, half = t_interval([0.1, 0.2, 0.4, 0.5])
+    assert mean == pytest.approx(0.3) and half == pytest.approx(3.182446 * np.std([0.1, 0.2, 0.4, 0.5], ddof=1) / 2, rel=1e-6)
+
+
+def test_curves_over_runs(runs, tmp_path):
+    names = ["margin_1", "margin_2", "triplet_1", "triplet_2"]
+    report = shift_report([runs / name for name in names], structure=["pi_ratio"])
+    assert list(report["methods"]) == ["margin", "triplet"]
+    for name, method in report["methods"].items():
+        assert method["splits"] == ["1", "2"] and method["distances"][0] < method["distances"][1]
+        done = [json.loads((runs / f"{name}_{number}" / "done").read_text())["test/recall(k=1)"] for number in (1, 2)]
+        assert method["scores"]["recall(k=1)"] == done
+        assert method["ags"]["recall(k=1)"] == pytest.approx(np.mean(done))
+    changes = [method["change"]["recall(k=1)"]["1"] for method in report["methods"].values()]
+    assert sum(changes) == pytest.approx(0)
+    assert -1 <= report["structure"]["pi_ratio"]["correlation"] <= 1
+    draw_report(tmp_path / "shift.png", report, "recall(k=1)")
+    assert (tmp_path / "shift.png").stat().st_size > 1000
+
+
+def test_a_network_without_training_is_measured_on_every_split(runs):
+    dataset = load(runs / "margin_1" / "config.toml").dataset
+    report = shift_report([runs / "untrained.npz"], splits=str(runs / "splits.json"), dataset=dataset, metrics=["recall(k=1)", "map_at_r"])
+    method = report["methods"]["untrained"]
+    assert method["splits"] == ["1", "2"] and set(method["ags"]) == {"recall(k=1)", "map_at_r"}
+    with pytest.raises(UnimetricError, match="no structure of training"):
+        shift_report([runs / "untrained.npz"], splits=str(runs / "splits.json"), dataset=dataset, structure=["pi_ratio"])
+    with pytest.raises(UnimetricError, match="need to know the splits"):
+        shift_report([runs / "untrained.npz"])
+    with pytest.raises(UnimetricError, match="`map_at_r` was not measured"):
+        shift_report([runs / "margin_1"], metrics=["map_at_r"])
+    with pytest.raises(UnimetricError, match="not a finished run"):
+        shift_report([runs])
+
+
+def test_runs_whose_splits_have_one_number_and_two_distances_are_not_mixed(runs, tmp_path):
+    shutil.copytree(runs / "triplet_2", tmp_path / "other")
+    splits = json.loads((runs / "splits.json").read_text())
+    splits["splits"]["2"]["distance"] *= 2
+    (tmp_path / "splits.json").write_text(json.dumps(splits))
+    config = load(tmp_path / "other" / "config.toml", split=f"ood(path='{tmp_path}/splits.json', split=2)")
+    (tmp_path / "other" / "config.toml").write_text(config.dump())
+    with pytest.raises(UnimetricError, match="split 2 lies at a distance"):
+        shift_report([runs / "margin_2", tmp_path / "other"])
+    with pytest.raises(UnimetricError, match="class_spectra` gives several numbers"):
+        shift_report([runs / "margin_2"], structure=["class_spectra"])
+
+
+def test_methods_that_would_be_called_alike_are_not_mixed(runs, tmp_path):
+    for name, clip in (("a", {"clip_norm": 0.5}), ("b", {"clip_value": 0.5})):
+        shutil.copytree(runs / "margin_1", tmp_path / name)
+        (tmp_path / name / "config.toml").write_text(load(runs / "margin_1" / "config.toml", **clip).dump())
+        shutil.copy(runs / "untrained.npz", tmp_path / name / "network.npz")
+    assert list(shift_report([tmp_path / "a", tmp_path / "b"])["methods"]) == [
+        "clip_norm=0.5, clip_value=0.0",
+        "clip_norm=0.0, clip_value=0.5",
+    ]
+    features = [tmp_path / name / "network.npz" for name in ("a", "b")]
+    dataset = load(runs / "margin_1" / "config.toml").dataset
+    report = shift_report(features, splits=str(runs / "splits.json"), dataset=dataset)
+    assert list(report["methods"]) == ["network", str(features[1])]
+
+
+def test_transfer_to_another_dataset(runs):
+    dataset = load(runs / "margin_1" / "config.toml").dataset
+    rows = transfer([runs / "margin_1", runs / "triplet_1"], [dataset])
+    assert [row["run"] for row in rows] == [str(runs / "margin_1"), str(runs / "triplet_1")]
+    assert all(row["tested_on"] == row["trained_on"] == dataset and 0 <= row["recall(k=1)"] <= 1 for row in rows)
+    with pytest.raises(UnimetricError, match="nothing to transfer"):
+        transfer([], [dataset])
+    seen = []
+    with pytest.raises(UnimetricError, match="no `cub20` in datasets"):
+        transfer([runs / "margin_1"], [dataset, "cub20"], progress=lambda done, total: seen.append(done))
+    assert not seen  # nothing was embedded before the mistake was found
+
+
+class Wide(torch.nn.Module):
+    """A head that looks at every position."""
+
+    dim = 4
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 4)
+
+    def forward(self, tokens):
+        return self.layer(tokens.amax(1))
+
+
+def test_a_head_that_reads_more_than_the_summary_is_refused():
+    backbone, images = create("backbones", "small(channels=16)"), torch.randn(3, 3, 32, 32)
+    _check_summary(Model(backbone, create("heads", "linear(dim=4)", features=16)), images)
+    with pytest.raises(UnimetricError, match="reads more than the picture's summary"):
+        _check_summary(Model(backbone, Wide()), images)

@@ -1,0 +1,113 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from unimetric.analysis.split import features_of, make_splits, read_features, write_splits
+from unimetric.config import from_settings
+from unimetric.errors import UnimetricError
+from unimetric.images.table import Table
+from unimetric.runs.rows import read_table
+
+
+def birds(seed=0):
+    """Thirty classes of six pictures, scattered; every other one trains."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(30), 6))
+    features = (rng.standard_normal((30, 10)) * 2)[labels] + 0.3 * rng.standard_normal((180, 10))
+    return Table(tuple(f"{row}.jpg" for row in range(180)), labels, tuple(f"bird {n}" for n in range(30)), labels % 2 == 0), features
+
+
+def test_the_file_is_read_back_by_a_split(tmp_path):
+    table, features = birds()
+    splits = make_splits(table, features, count=8, easier=5, choose=4)
+    keys = [step["key"] for step in splits["history"]]
+    assert keys[:10] == ["-8", "-6", "-4", "-2", "0", "2", "4", "6", "8", "10"] and keys[12:14] == ["R2", "R4"]
+    path = tmp_path / "splits.json"
+    write_splits(path, splits, {"dataset": "birds"})
+    assert json.loads(path.read_text())["dataset"] == "birds"
+    assert (tmp_path / "splits.png").read_bytes().startswith(b"\x89PNG")
+    from unimetric.splits.ood import ood
+
+    assert set(table.labels[ood(table, path=str(path), key="0").train]) == set(range(0, 30, 2))
+    chosen = [splits["splits"][number]["distance"] for number in "1234"]
+    assert chosen == sorted(chosen)
+    distances = [step["distance"] for step in splits["history"]]
+    assert chosen[0] == min(distances) and chosen[-1] == max(distances)
+    assert splits["no_shift"] < 0.5 * chosen[0]
+    for number in "1234":
+        split = ood(table, path=str(path), split=int(number))
+        assert not set(table.labels[split.train]) & set(table.labels[split.test])
+        assert len(split.train) + len(split.test) >= 90
+
+
+def test_the_same_seed_gives_the_same_file_and_targets_choose():
+    table, features = birds()
+    first, second = (make_splits(table, features, count=6, targets=(40.0, 20.0)) for _ in range(2))
+    assert first == second
+    distances = np.array([step["distance"] for step in first["history"]])
+    for number, target in (("1", 20.0), ("2", 40.0)):
+        assert first["splits"][number]["target"] == target
+        assert first["splits"][number]["distance"] == distances[np.abs(distances - target).argmin()]
+
+
+def test_classes_must_be_divided():
+    table, features = birds()
+    object.__setattr__(table, "train", np.arange(180) < 90)
+    with pytest.raises(UnimetricError, match="not divided into training classes and test classes"):
+        make_splits(table, features)
+
+
+def test_features_are_made_once_and_checked(config, tmp_path):
+    path = tmp_path / "features.npz"
+    table, made = features_of(config, path=path)
+    assert made.shape == (len(table), 16) and path.exists()
+    _, again = features_of(from_settings(asdict(config) | {"backbone": "small(channels=8)"}), path=path)
+    assert np.array_equal(made, again)  # those that were kept, and not of the other backbone
+    with pytest.raises(UnimetricError, match="that are not, in this order"):
+        read_features(path, table.take(np.arange(len(table))[::-1]))
+    np.savez(path, embeddings=np.full_like(made, np.nan), labels=table.labels)
+    with pytest.raises(UnimetricError, match="not finite"):
+        read_features(path, table)
+    path.write_text("no")
+    with pytest.raises(UnimetricError, match=r"features\.npz: not an \.npz file"):
+        features_of(config, path=path)
+
+
+def test_features_are_the_summaries(config):
+    from unimetric.images.loading import Look, open_pictures
+    from unimetric.runs.model import build_model
+    from unimetric.spec import create
+
+    table, features = features_of(config)
+    model = build_model(config).eval()
+    pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
+    with torch.no_grad():
+        images = next(pictures.load([(np.arange(5), Look(create("transforms", config.transform)))]))
+        assert np.allclose(model.backbone(images)[:, 0].numpy(), features[:5], atol=1e-5)
+    assert len(read_table(config)[0]) == len(features)
+
+
+def test_pictures_that_cannot_be_read_are_left_out_where_the_settings_say_so(config, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(21):
+        picture = tmp_path / "pictures" / f"class{number // 3}" / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (36, 36, 3), dtype=np.uint8)).save(picture)
+    bad = [picture.parents[1] / name for name in ("class0/0.png", "class0/1.png", "class0/2.png", "class6/18.png")]
+    for each in bad:
+        each.write_bytes(b"")
+    settings = asdict(config) | {"dataset": f"folder(root={str(tmp_path / 'pictures')!r})", "workers": 0}
+    with pytest.raises(UnimetricError, match=str(bad[0])):
+        features_of(from_settings(settings))
+    skip = from_settings(settings | {"on_bad_picture": "skip"})
+    table, features = features_of(skip, path=tmp_path / "features.npz")
+    assert len(table) == len(features) == 17 and not set(map(str, bad)) & set(table.paths)
+    again, kept = features_of(skip, path=tmp_path / "features.npz")
+    assert again.paths == table.paths and np.array_equal(kept, features)
+    write_splits(tmp_path / "splits.json", make_splits(table, features, count=1, easier=1, removal=False, choose=1), {})
+    whole, split = read_table(from_settings(settings | {"split": f"ood(path={str(tmp_path / 'splits.json')!r})"}))
+    assert set(whole.labels[np.concatenate([split.train, split.test])]) == set(range(1, 7))  # a class without a picture is on neither side

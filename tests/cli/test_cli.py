@@ -1,0 +1,486 @@
+"""The command line, and what it says to bad input: a sentence, a hint, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unimetric.cli import main
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Four classes of six small JPEGs."""
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        folder = tmp_path / "pictures" / f"class{number}"
+        folder.mkdir(parents=True)
+        for picture in range(6):
+            noise = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8) // 4 + 60 * number
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{picture}.jpg")
+    return tmp_path / "pictures"
+
+
+def run(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+        raise SystemExit(0)
+    out = capsys.readouterr()
+    return int(leaving.value.code or 0), out.out, out.err
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch, tmp_path):
+    """Run a command that must fail well: exit code 2, the words given in its message, a hint, and no new file."""
+
+    def check(*words: str, says: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        code, _, err = run(capsys, monkeypatch, *words)
+        assert code == 2, err
+        assert says in err
+        assert "hint: " in err
+        assert "Traceback" not in err
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return check
+
+
+def settings(pictures: Path, *more: str) -> list[str]:
+    small = ["transform=base(size=32, resize=36)", "backbone=small(channels=16)", "head=linear(dim=8)", "batch_size=4", "epochs=1"]
+    return [f"dataset=folder(root='{pictures}')", *small, "logger=none", "workers=0", "device=cpu", *more]
+
+
+def test_an_unknown_key(refused, tmp_path: Path) -> None:
+    assert "did you mean `epochs`?" in refused("train", "epoch=3", "--out", str(tmp_path / "run"), says="unknown key `epoch`")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "path=cub"], "unknown key `path`"),
+        (["train", "out=runs/a"], "`--out` is an option"),
+        (["evaluate", ".", "metrics=nmi"], "`--metrics` is an option"),
+        (["evaluate", ".", "progress=1"], "unknown key `progress`"),
+        (["adapt", ".", "seed=1"], "`--seed` is an option"),
+        (["transfer", ".", "--to", "glyphs", "--set", "metrics=nmi"], "`--metrics` is an option"),
+        (["shift", ".", "--set", "dataset=glyphs"], "`--dataset` is an option"),
+        (["split", "glyphs", "--out", "splits.json", "seed=1"], "`--seed` is an option"),
+        (["ensemble", ".", "metrics=nmi"], "`--metrics` is an option"),
+        (["bench", "grid.toml", "path=a"], "unknown key `path`"),
+        (["tune", "grid.toml", "trials=3"], "`--trials` is an option"),
+        (["bench", "grid.toml", "parallel=2"], "`--parallel` is an option"),
+        (["check", "data=1"], "`--data` is an option"),
+        (["check", "epoch=3"], "unknown key `epoch`"),
+        (["check", "grid.toml", "epoch=3"], "unknown key `epoch`"),
+        (["train", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
+        (["bench", "grid.toml/a.toml"], "grid.toml/a.toml: cannot be read"),
+    ],
+)
+def test_an_option_that_is_written_as_a_setting(refused, tmp_path: Path, monkeypatch, words: list[str], says: str) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    monkeypatch.chdir(tmp_path)
+    refused(*words, says=says)
+
+
+def test_a_misspelt_argument(refused, tmp_path: Path) -> None:
+    refused("train", "loss=margin(bata=1)", "--out", str(tmp_path / "run"), says="`margin` has no argument `bata`")
+
+
+def test_a_miner_that_does_not_fit_the_loss(refused, pictures: Path, tmp_path: Path) -> None:
+    words = settings(pictures, "loss=circle", "miner=semihard")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="the loss Circle reads Pairs, but the miner Semihard gives Triplets")
+
+
+def test_a_missing_folder(refused, tmp_path: Path) -> None:
+    refused("train", *settings(tmp_path / "absent"), "--out", str(tmp_path / "run"), says="absent")
+
+
+def test_a_missing_dataset(refused, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("UNIMETRIC_DATA", str(tmp_path))
+    refused("train", "dataset=cub200", "--out", str(tmp_path / "run"), says="CUB_200_2011")
+
+
+def test_a_class_with_one_picture(refused, pictures: Path, tmp_path: Path) -> None:
+    for picture in sorted((pictures / "class1").iterdir())[1:]:
+        picture.unlink()
+    refused("train", *settings(pictures), "--out", str(tmp_path / "run"), says="class1")
+
+
+def bomb(path: Path) -> None:
+    """A PNG of a few bytes that claims to be 60,000 pixels a side."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b""))
+
+
+def spoil(pictures: Path, how: str) -> Path:
+    victim = pictures / "class0" / "3.jpg"
+    if how == "truncated":
+        victim.write_bytes(victim.read_bytes()[: len(victim.read_bytes()) // 2])
+    elif how == "text":
+        victim.write_text("dear diary")
+    elif how == "empty":
+        victim.write_bytes(b"")
+    else:
+        bomb(victim)
+    return victim
+
+
+@pytest.mark.parametrize("how", ["truncated", "text", "empty", "bomb"])
+def test_a_bad_picture_stops_a_pack_and_a_run_or_is_skipped(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path, how: str) -> None:
+    victim = spoil(pictures, how)
+    dataset = f"folder(root='{pictures}')"
+    assert "--skip-bad" in refused("pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", says=str(victim))
+    code, _, err = run(capsys, monkeypatch, "train", *settings(pictures), "--out", str(tmp_path / "stopped"))
+    assert code == 2
+    assert str(victim) in err
+    assert not (tmp_path / "stopped" / "done").exists()
+
+    code, out, _ = run(capsys, monkeypatch, "pack", dataset, "--out", str(tmp_path / "a.pack"), "--short-side", "32", "--skip-bad")
+    assert code == 0
+    assert "skipped" in out
+    assert "23 pictures" in out
+    code, out, err = run(capsys, monkeypatch, "train", *settings(pictures, "on_bad_picture=skip"), "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert str(victim) in (tmp_path / "run" / "skipped.txt").read_text()
+
+
+def test_a_run_without_its_bad_pictures_is_measured_without_them(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    (pictures / "class3" / "3.jpg").write_bytes(b"")  # of a class that is tested on
+    words = settings(pictures, "on_bad_picture=skip")
+    assert run(capsys, monkeypatch, "train", *words, "--out", str(tmp_path / "run"))[0] == 0
+    best = json.loads((tmp_path / "run" / "done").read_text())
+    code, _, err = run(capsys, monkeypatch, "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "a.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "a.json").read_text())["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
+    assert run(capsys, monkeypatch, "ensemble", str(tmp_path / "run"))[0] == 0
+    for verb in ("evaluate", "ensemble"):  # before a picture is embedded, so that the run need not even be there
+        refused(verb, str(tmp_path), "--metrics", "recal(k=1)", says="metrics: no `recal` in metrics")
+    refused("evaluate", str(tmp_path / "run"), "head=linear(dim=4)", says="was trained with `head = 'linear(dim=8)'`")
+
+
+def test_too_few_pictures_to_re_rank_are_said_before_any_is_embedded(refused, pictures: Path) -> None:
+    next((pictures / "class3").iterdir()).write_bytes(b"")  # would stop whoever opens it
+    words = ["evaluate", "small(channels=16)", *settings(pictures)[:2], "device=cpu", "workers=0", "--rerank"]
+    said = refused(*words, says="the 20 nearest others of each picture, and there are 12 pictures")
+    assert "measure 21 pictures at least, or leave `--rerank` out" in said
+
+
+def test_a_class_without_a_readable_picture_is_no_class(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folders = sorted(pictures.iterdir())
+    folders[0].rename(pictures / "a")  # three classes to train on, by their names
+    for picture in (pictures / "a").iterdir():
+        (pictures / "b").mkdir(exist_ok=True)
+        (pictures / "b" / picture.name).write_bytes(b"")
+    words = ["train", *settings(pictures, "on_bad_picture=skip", "loss=proxy_anchor"), "--out", str(tmp_path / "run")]
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    assert len(load_file(tmp_path / "run" / "checkpoint.safetensors")["objective/loss.proxies"]) == 2
+    for picture in folders[1].iterdir():
+        picture.write_bytes(b"")
+    refused(*words[:-1], str(tmp_path / "other"), says="too few classes are left")
+
+
+def test_pack_prints_progress_without_a_terminal(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    words = ["pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack")]
+    assert run(capsys, monkeypatch, *words)[2] == ""  # done before the first line is due
+    monkeypatch.setattr("unimetric.runs.display.EVERY", 0.0)
+    code, out, err = run(capsys, monkeypatch, *words)
+    assert code == 0
+    assert "packing 1/24\n" in err
+    assert re.search(r"^packing 23/24  [\d,.]+ per second  0 s left$", err, re.M)
+    assert "packing" not in out
+
+
+def test_a_full_disk_while_a_pack_is_written(refused, pictures: Path, tmp_path: Path, small_disk) -> None:
+    with small_disk():
+        refused("pack", f"folder(root='{pictures}')", "--out", str(tmp_path / "a.pack"), "--encoding", "raw", says="a.pack")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"), [("optimizer=adam(lr=-1.0)", "`optimizer = 'adam(lr=-1.0)'`"), ("schedule=step(every=0)", "every")]
+)
+def test_mistakes_are_found_before_any_picture_is_read(refused, pictures: Path, tmp_path: Path, mistake: str, says: str) -> None:
+    for picture in pictures.rglob("*.jpg"):
+        picture.write_bytes(b"no picture")
+    words = settings(pictures, "on_bad_picture=skip", mistake)
+    refused("train", *words, "--out", str(tmp_path / "run"), says=says)
+
+
+def test_unreadable_weights(refused, pictures: Path, tmp_path: Path) -> None:
+    for name, content in (("a.safetensors", b"rubbish"), ("a.pth", b"rubbish"), ("b.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / name}')")
+        refused("train", *words, "--out", str(tmp_path / "run"), says=f"{name}: unreadable weights")
+    words = settings(pictures, "backbone=timm(name='test_resnet', weights='absent.pth')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="absent.pth: no such weights file")
+
+
+def test_weights_of_another_architecture(refused, pictures: Path, tmp_path: Path) -> None:
+    import timm
+    import torch
+
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "vit.pth")
+    words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'vit.pth'}')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="vit.pth: weights of another architecture")
+
+
+def test_a_weights_file_runs_no_code(refused, pictures: Path, tmp_path: Path) -> None:
+    import os
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'evil.pth'}')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="unreadable weights")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_damaged_checkpoint_is_named(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    words = ["train", *settings(pictures), "--out", str(tmp_path / "run")]
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    (tmp_path / "run" / "done").unlink()
+    file = tmp_path / "run" / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    code, _, err = run(capsys, monkeypatch, *words)
+    assert code == 2
+    assert "checkpoint.safetensors: unreadable checkpoint" in err
+
+
+def test_the_road_from_a_folder_to_numbers(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    pack, folder = tmp_path / "mine.pack", tmp_path / "run"
+    assert run(capsys, monkeypatch, "pack", f"folder(root='{pictures}')", "--out", str(pack), "--short-side", "36")[0] == 0
+    words = settings(pictures, f"dataset=pack(path='{pack}')")[1:]
+    code, out, err = run(capsys, monkeypatch, "train", *words, "--out", str(folder), "--quiet")
+    assert code == 0, err
+    assert "best epoch 1" in out
+    npz, numbers = tmp_path / "a.npz", tmp_path / "a.json"
+    metrics = ["--metrics", "recall(k=1); map_at_r; nmi"]
+    code, out, err = run(capsys, monkeypatch, "evaluate", str(folder), *metrics, "--explain", "--save", str(npz), "--out", str(numbers))
+    assert code == 0, err
+    measured = json.loads(numbers.read_text())
+    assert set(measured) == {"recall(k=1)", "map_at_r", "nmi"}
+    code, out, err = run(capsys, monkeypatch, "evaluate", str(npz), *metrics, "--out", str(tmp_path / "b.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "b.json").read_text()) == pytest.approx(measured)
+    code, out, err = run(capsys, monkeypatch, "evaluate", "small", f"dataset=pack(path='{pack}')", "transform=base(size=32, resize=36)")
+    assert code == 0, err
+
+
+def test_what_evaluate_refuses(refused, tmp_path: Path) -> None:
+    refused("evaluate", str(tmp_path), says="not a run folder")
+    refused("evaluate", "absent.npz", says="absent.npz: no such file")
+    np.savez(tmp_path / "a.npz", embeddings=np.zeros((3, 2)))
+    refused("evaluate", str(tmp_path / "a.npz"), says="needs `labels`")
+    np.savez(tmp_path / "b.npz", embeddings=np.zeros((3, 2)), labels=np.zeros(4))
+    refused("evaluate", str(tmp_path / "b.npz"), says="3 embeddings but 4 labels")
+    for nothing in ("no_such_backbone", "runs/no_such_run"):
+        refused("evaluate", nothing, says=f"{nothing}: no such run folder, .npz file or backbone")
+
+
+def test_evaluate_compares_an_npz_file_in_a_geometry(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    """By L2, both short vectors find each other; by cosine, every vector finds its class."""
+    rows = np.array([[1.0, 0], [10, 0], [0, 1], [0, 10]])
+    np.savez(tmp_path / "a.npz", embeddings=rows, labels=np.array([0, 0, 1, 1]))
+    for words, value in (([], "1.0000"), (["geometry=cosine"], "1.0000"), (["geometry=euclidean"], "0.5000")):
+        code, out, err = run(capsys, monkeypatch, "evaluate", str(tmp_path / "a.npz"), *words)
+        assert code == 0 and value in out + err, err
+    refused("evaluate", str(tmp_path / "a.npz"), "geometry=round", says="no geometry `round`")
+    refused("evaluate", str(tmp_path / "a.npz"), "geometry=cosine", "seed=1", says="--save and --part change nothing")
+
+
+def test_what_evaluate_refuses_of_an_npz_file(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    rows, labels = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) // 2
+    np.savez(good, embeddings=rows, labels=labels)
+    whole = good.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole[:80] + bytes([whole[80] ^ 255]) + whole[81:]):  # cut, empty, altered
+        bad.write_bytes(content)
+        refused("evaluate", str(bad), says="bad.npz: not an .npz file, or a damaged one")
+    with bad.open("wb") as file:
+        np.save(file, rows)
+    refused("evaluate", str(bad), says="bad.npz: not an .npz file")
+    for wrong in (rows.astype(complex), rows.astype(str), rows[:, :0]):
+        np.savez(bad, embeddings=wrong, labels=labels)
+        refused("evaluate", str(bad), says="bad.npz: `embeddings` are")
+    for wrong in (np.array(["yes", "no"] * 4), np.arange(8)):
+        np.savez(bad, embeddings=rows, labels=labels, query=wrong)
+        refused("evaluate", str(bad), says="bad.npz: `query` are")
+    np.savez(bad, embeddings=rows, labels=np.array([0, 0, 1, 1, 2, 2, np.nan, np.nan]))
+    refused("evaluate", str(bad), says="bad.npz: some `labels` are not a number")
+    refused("evaluate", str(good), "--level", "95", says="level 95")
+    for words in (["seed=3"], ["--part", "train"], ["--save", str(tmp_path / "x.npz")]):
+        refused("evaluate", str(good), *words, says="settings, --save and --part change nothing")
+    np.savez(bad, embeddings=rows.astype(">f8"), labels=labels)  # of another byte order, and into a folder that is made
+    numbers = [tmp_path / "made" / f"{file.stem}.json" for file in (good, bad)]
+    for file, out in zip((good, bad), numbers, strict=True):
+        assert run(capsys, monkeypatch, "evaluate", str(file), "--out", str(out))[0] == 0
+    assert numbers[0].read_text() == numbers[1].read_text()
+
+
+def test_the_numbers_are_not_written_where_the_picture_goes(refused, tmp_path: Path) -> None:
+    for verb, what in (("split", "glyphs"), ("shift", "a.npz")):
+        refused(verb, what, "--out", str(tmp_path / "a.png"), says="a.png: the picture goes there")
+
+
+def test_check_reads_the_datasets_of_a_grid(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(f"\ufeffdataset = [\"folder(root='{pictures}')\", \"folder(root='{tmp_path}/absent')\"]\n", encoding="utf-8")
+    assert run(capsys, monkeypatch, "check", str(grid))[0] == 0
+    refused("check", "--data", str(grid), says="absent` does not exist")
+
+
+def test_what_training_cannot_do_is_a_sentence(refused, pictures: Path, tmp_path: Path) -> None:
+    for setting, says in (
+        ("head=linear(dim=-5)", "cannot build `linear(dim=-5)`"),
+        ("optimizer=adam(lr=-1)", "Invalid learning rate"),
+        ("device=tpu", "cannot set up the device"),
+        ("loss=proxy_anchor miner=distance_weighted", "the loss `proxy_anchor` takes none"),
+        ("schedule=step(every=0)", "1 at least"),
+        ("loss=math.pi", "`math.pi` is neither a class nor a function"),
+        ("dataset=", "dataset: cannot read ``"),
+        ("seed=99999999999999999999999", "`seed` must be at most"),
+        ("clip_norm=nan", "`clip_norm` must be a number"),
+        (f"clip_norm=1{'0' * 400}", "`clip_norm` must be a number"),
+    ):
+        refused("train", *settings(pictures, *setting.split(" ")), "--out", str(tmp_path / "run"), says=says)
+    still = settings(pictures, "head=identity", "loss=margin(learn_beta=False)", "warmup_epochs=1")
+    refused("train", *still, "--out", str(tmp_path / "run"), says="anything to learn in `warmup_epochs = 1`")
+
+
+def test_list_and_check(capsys, monkeypatch, refused, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, monkeypatch, "list", "losses")
+    assert code == 0
+    assert "multi_similarity" in out
+    assert "needs them" in out
+    refused("list", "loses", says="there is no kind `loses`")
+    config = tmp_path / "a.toml"
+    config.write_text('backbone = "small"\nloss = "circle"\nminer = "semihard"\n')
+    assert "a.toml" in refused("check", str(config), says="reads Pairs")
+
+
+def test_check_accepts_settings_without_a_file(refused, capsys, monkeypatch, tmp_path: Path) -> None:
+    from unimetric.config import load
+
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, monkeypatch, "check", "transform=glyphs", "loss=margin(beta=0.6)")
+    assert (code, out) == (0, f"settings: good, run {load(transform='glyphs', loss='margin(beta=0.6)').run_id}\n"), err
+    refused("check", "loss=circle", "miner=semihard", says="settings: the loss Circle reads Pairs")
+    refused("check", "--data", "dataset=folder(root='absent')", says="absent` does not exist")
+    for name, text, runs in (("a", "seed = 1", ""), ("b", "seed = [1, 2]\nepochs = [2, 3]", "2 runs"), ("c", SEARCH, "2 runs")):
+        (tmp_path / f"{name}=1.toml").write_text(text)
+        code, out, err = run(capsys, monkeypatch, "check", f"{name}=1.toml", "epochs=5")
+        assert code == 0, err
+        assert out == f"{name}=1.toml: good, {runs or f'run {load(seed=1, epochs=5).run_id}'}\n"
+    assert "`unimetric/configs/` for runs" in refused("check", "absent", says="absent: no such file")
+
+
+SEARCH = 'loss = "margin(beta={beta})"\nepochs = 2\n[search]\nbeta = {low = 0.5, high = 1.0}\n'
+
+
+def test_metrics_are_semicolons_or_a_list_everywhere(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    from unimetric.config import load
+
+    semicolons, listed = "recall(k=1); map_at_r", '["recall(k=1)", "map_at_r"]'
+    for number, text in enumerate((semicolons, listed)):
+        folder = tmp_path / f"run{number}"
+        code, _, err = run(capsys, monkeypatch, "train", *settings(pictures, f"metrics={text}"), "--out", str(folder), "--quiet")
+        assert code == 0, err
+        assert load(folder / "config.toml").metrics == ("recall(k=1)", "map_at_r")
+        out = tmp_path / f"{number}.json"
+        assert run(capsys, monkeypatch, "evaluate", str(folder), "--metrics", text.replace("map_at_r", "nmi"), "--out", str(out))[0] == 0
+        assert set(json.loads(out.read_text())) == {"recall(k=1)", "nmi"}
+    inside = "per_source(metric='recall(k=1)'); harmonic"
+    assert load(metrics=inside).metrics == ("per_source(metric='recall(k=1)')", "harmonic")
+    for bad in ("[recall(k=1), nmi]", "[1, 2]"):
+        refused("evaluate", str(tmp_path / "run0"), "--metrics", bad, says=f"`--metrics` must be a list of spec strings, got `{bad}`")
+    refused(
+        "train", *settings(pictures, "metrics=[recall(k=1), nmi]"), "--out", str(tmp_path / "x"), says="`metrics` must be a list of spec"
+    )
+    refused("train", *settings(pictures, "metrics=recall(k=1); recal"), "--out", str(tmp_path / "x"), says="no `recal` in metrics")
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "list", "check", "pack", "bench", "demo"])
+def test_help_has_an_example(capsys, monkeypatch, verb: str) -> None:
+    code, out, _ = run(capsys, monkeypatch, verb, "--help")
+    assert code == 0
+    assert "Example" in out
+    assert f"unimetric {verb}" in out
+
+
+def test_what_would_change_nothing_is_refused(refused, tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    for words in (["--gpus", "0.5"], ["--cpus", "2"]):
+        refused("bench", str(tmp_path / "grid.toml"), *words, says="`--gpus` and `--cpus` are shares of a cluster")
+    refused("bench", str(tmp_path / "grid.toml"), "--ray", "auto", "--parallel", "2", says="`--parallel` requires runs on this machine")
+    refused("transfer", str(tmp_path), "--to", "glyphs", "--set", "dataset=cub200", says="named by `--to`")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "all", ""])
+def test_bench_rejects_a_parallel_that_is_no_number(refused, tmp_path: Path, text: str) -> None:
+    (tmp_path / "grid.toml").write_text("seed = [0, 1]")
+    refused("bench", str(tmp_path / "grid.toml"), f"--parallel={text}", says=f"`--parallel` must be `auto` or at least 1, got `{text}`")
+
+
+def test_a_folder_is_no_file_to_write(refused, pictures: Path, tmp_path: Path, monkeypatch) -> None:
+    np.savez(tmp_path / "a.npz", embeddings=np.eye(4), labels=np.arange(4) // 2)
+    monkeypatch.chdir(tmp_path)
+    refused("evaluate", "a.npz", "--out", ".", says=".: is a folder")
+    refused("evaluate", "small", "--save", ".", says=".: is a folder")
+    refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")
+
+
+def test_names_that_are_not_utf8(pictures: Path, tmp_path: Path) -> None:
+    try:
+        (pictures / "class0").rename(os.fsdecode(bytes(pictures) + b"/caf\xe9"))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    (pictures / "caf\udce9" / "5.jpg").write_bytes(b"junk")
+    words = ["train", *settings(pictures, "on_bad_picture=skip", "logger=none"), "--out", str(tmp_path / "run")]
+    for more in (words, ["report", str(tmp_path / "run"), "--look", "--out", str(tmp_path / "page.html")]):
+        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run([sys.executable, "-m", "unimetric.cli", *more], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert b"caf\xe9/5.jpg" in (tmp_path / "run" / "skipped.txt").read_bytes()
+
+
+def test_a_run_has_the_model_that_it_was_trained_with(refused, capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert run(capsys, monkeypatch, "train", *settings(pictures), "--out", folder)[0] == 0
+    for verb in (["evaluate", folder], ["adapt", folder, "--shots", "2"], ["ensemble", folder]):
+        refused(*verb, "head=linear(dim=3)", says="was trained with `head = ")
+        file = "checkpoint" if verb[0] == "adapt" else "model"
+        refused(*verb, "backbone=small(channels=8)", says=f"{file}.safetensors: weights of another model")
+    assert run(capsys, monkeypatch, "adapt", folder, "--seed", str(2**64))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("loss=margin(num_classes=1)", "`num_classes` is 2 in this run, not 1"),  # this one ended the process
+        ("loss=arcface(num_classes=1)", "`num_classes` is 2 in this run, not 1"),
+        ("loss=arcface(dim=3)", "`dim` is 8 in this run, not 3"),
+        ("head=linear(dim=8, features=3)", "`features` is 16 in this run, not 3"),
+    ],
+)
+def test_a_size_that_is_not_the_runs_own(refused, pictures: Path, tmp_path: Path, setting: str, says: str) -> None:
+    refused("train", *settings(pictures, setting), "--out", str(tmp_path / "run"), says=says)

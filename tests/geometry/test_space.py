@@ -1,0 +1,135 @@
+"""What a space is given, what it refuses, and that it searches once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import unimetric.geometry.space
+from unimetric.errors import UnimetricError
+from unimetric.metrics import Space, explain, interval, measure
+from unimetric.spec import names
+
+
+def test_one_search_serves_every_metric(crowd, monkeypatch):
+    depths = []
+    search = unimetric.geometry.space.nearest
+
+    def counted(*arguments, **options):
+        depths.append(arguments[2])
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(unimetric.geometry.space, "nearest", counted)
+    embeddings, labels = crowd(pictures=200)
+    space = Space(embeddings, labels)
+    measure(space, ["recall(k=1)", "map_at_r", "nmi", "spectral_decay", "recall(k=150)", "r_precision", "map_at_k(k=20)", "mrr(k=3)"])
+    assert depths == [150]
+
+
+def test_hits_that_do_not_fit_are_searched_again_and_agree(crowd):
+    embeddings, labels = crowd(pictures=300, classes=2)
+    texts = ["recall(k=2)", "map_at_r", "mrr", "precision(k=300)"]
+    roomy, tight = Space(embeddings, labels), Space(embeddings, labels, memory=4096)
+    assert measure(roomy, texts) == pytest.approx(measure(tight, texts), rel=1e-12)
+    assert roomy._held is not None
+    assert tight._held is None
+
+
+def test_neighbours_are_rows_of_the_space(crowd):
+    embeddings, labels = crowd(pictures=20)
+    query = np.arange(20) < 5
+    gallery = np.arange(20) >= 3
+    near = Space(embeddings, labels, query, gallery).neighbours(17)
+    for row in range(5):
+        expected = [number for number in range(3, 20) if number != row]
+        assert sorted(near[row].tolist()) == (expected if row < 3 else sorted([-1, *expected]))
+
+
+def test_numpy_half_precision_and_tensors_alike(crowd):
+    embeddings, labels = crowd(pictures=200)
+    half = embeddings.half()
+    texts = ["recall", "map_at_r", "pi_ratio"]
+    assert measure(Space(half, labels), texts) == measure(Space(half.float().numpy(), labels.numpy()), texts)
+
+
+def test_labels_of_different_sources_never_match():
+    points = torch.eye(4)[[0, 0, 1, 1]]
+    same = Space(points, np.array([7, 7, 7, 7]), source=np.array([0, 1, 0, 1]))
+    assert same.classes == 2
+    assert measure(same, ["recall"])["recall"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeddings": torch.randn(3)}, "shape"),
+        ({"embeddings": torch.tensor([[1.0], [torch.nan], [2.0]])}, "NaN"),
+        ({"labels": torch.zeros(2, dtype=torch.int64)}, "labels has shape"),
+        ({"labels": torch.zeros(3)}, "give integers"),
+        ({"query": torch.tensor([0, 1, 2])}, "mask"),
+        ({"geometry": "cosin"}, "did you mean `cosine`"),
+        ({"geometry": "poincare", "embeddings": torch.full((3, 2), 4.0)}, "outside the ball"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    good = {"embeddings": torch.eye(3), "labels": torch.zeros(3, dtype=torch.int64)}
+    with pytest.raises(UnimetricError, match=message):
+        Space(**{**good, **change})
+
+
+def test_no_neighbours_are_an_error_not_a_zero(crowd):
+    with pytest.raises(UnimetricError, match="k=0"):
+        measure(Space(*crowd()), ["recall(k=0)"])
+
+
+def test_nothing_to_find_is_an_error_not_a_nan():
+    with pytest.raises(UnimetricError, match="none of 3 queries"):
+        measure(Space(torch.eye(3), torch.arange(3)), ["recall"])
+
+
+def test_every_text_is_read_before_anything_is_computed(crowd):
+    space = Space(*crowd())
+    with pytest.raises(UnimetricError, match="recall"):
+        measure(space, ["map_at_r", "recal"])
+    assert space._held is None
+
+
+@pytest.mark.parametrize("name", names("metrics"))
+def test_every_metric_is_finite_and_says_what_it_is(crowd, name):
+    embeddings, labels = crowd()
+    labels[:3] = torch.tensor([50, 51, 52])
+    for space in (Space(embeddings, labels, source=(labels > 3).long()), Space(torch.ones(8, 3), torch.arange(8) // 2)):
+        assert all(np.isfinite(value) for value in measure(space, [name]).values())
+    assert explain(name).endswith(".")
+    assert len(explain(name)) < 160
+
+
+def test_an_interval_holds_the_value_and_narrows_with_more_classes(crowd):
+    few, many = (Space(*crowd(pictures=10 * classes, classes=classes, spread=1.5)) for classes in (10, 200))
+    widths = {}
+    for method in ("bootstrap", "wilson"):
+        for name, space in (("few", few), ("many", many)):
+            low, high = interval(space, "recall(k=1)", method=method, draws=200)
+            assert 0 <= low < measure(space, ["recall(k=1)"])["recall(k=1)"] < high <= 1
+            widths[method, name] = high - low
+        assert widths[method, "many"] < widths[method, "few"] / 2
+    low, high = interval(many, "map_at_r", draws=200)
+    assert low < measure(many, ["map_at_r"])["map_at_r"] < high
+
+
+def test_wilson_is_wilson(crowd):
+    # 8 of 10: 0.4901 to 0.9433 (Brown, Cai and DasGupta 2001 give the formula).
+    points = torch.eye(8, dtype=torch.float64)
+    embeddings = torch.cat([points[[0, 0, 1, 1, 2, 2, 3, 3]], points[[4, 5]]])
+    low, high = interval(Space(embeddings, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])), "recall", method="wilson")
+    assert (low, high) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "message"),
+    [("nmi", "bootstrap", "mean over queries"), ("map_at_r", "wilson", "share"), ("recall", "bayes", "no interval by `bayes`")],
+)
+def test_no_interval_where_none_holds(crowd, text, method, message):
+    with pytest.raises(UnimetricError, match=message):
+        interval(Space(*crowd()), text, method=method)

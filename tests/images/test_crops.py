@@ -1,0 +1,139 @@
+"""Boxes, and their resampling in batches against torchvision's one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as V
+
+from unimetric.images.boxes import _uniform, centre_draws, random_draws
+from unimetric.images.crops import colour, crop_one, plan_of, squares
+from unimetric.images.recipe import Recipe
+from unimetric.spec import create, names
+
+MEAN, STD = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1) / 255  # squares come back as 0..255
+
+
+def pictures(sizes: np.ndarray) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    waves = [np.add.outer(np.arange(h) * rng.uniform(0.05, 0.9), np.arange(w) * rng.uniform(0.05, 0.9)) for h, w in sizes]
+    return [
+        np.stack([127 + 120 * np.sin(wave + c) + rng.uniform(-7, 7, wave.shape) for c in range(3)], -1).round().astype(np.uint8)
+        for wave in waves
+    ]
+
+
+def in_memory(images: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    padded = [np.concatenate([image.reshape(-1, 3), np.zeros((image.shape[0] * image.shape[1], 1), np.uint8)], 1) for image in images]
+    offsets = np.concatenate([[0], np.cumsum([len(p) for p in padded])[:-1]])
+    return torch.from_numpy(np.concatenate(padded).copy()).view(torch.int32).view(-1), torch.from_numpy(offsets)
+
+
+SIZES = np.array([[60, 80], [97, 41], [64, 64], [33, 150], [50, 51]])
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("scale", [(0.08, 1.0), None])
+@pytest.mark.parametrize("epoch", [None, 3])
+@pytest.mark.parametrize("size", [28, 41])  # the second is larger than many a resized picture, and black around it
+def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch, size) -> None:
+    recipe = Recipe(size=size, resize=32, scale=scale, interpolation=interpolation)
+    images, rows = pictures(SIZES), np.arange(len(SIZES)) + 10
+    draws = centre_draws(recipe, SIZES) if epoch is None else random_draws(recipe, SIZES, rows, seed=1, epoch=epoch)
+    canvas = (int(SIZES[:, 0].max()), int(SIZES[:, 1].max()))
+    batch = squares(*in_memory(images), torch.from_numpy(plan_of(draws, SIZES)), MEAN, STD, recipe, canvas)
+    for number, image in enumerate(images):
+        # As floating-point numbers: for bytes torchvision rounds after each of its two passes.
+        one = crop_one(image.astype(np.float32), draws.rows(slice(number, number + 1)), recipe).clamp(0, 255)
+        torch.testing.assert_close(batch[number], one.flip(-1) if draws.flip[number] else one, atol=0.02, rtol=0)
+
+
+def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
+    recipe = Recipe(size=28, resize=32)
+    sizes = np.array([[32, 40], [50, 32]])
+    images = pictures(sizes)
+    batch = squares(*in_memory(images), torch.from_numpy(plan_of(centre_draws(recipe, sizes), sizes)), MEAN, STD, recipe, (50, 40))
+    for number, image in enumerate(images):
+        whole = V.center_crop(torch.from_numpy(image).permute(2, 0, 1), [28, 28])
+        torch.testing.assert_close(batch[number], whole.float(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("size", [28, 35])  # three pixels are padded by one before and two after
+def test_testing_equals_torchvisions_resize_and_centre_crop(size: int) -> None:
+    recipe = Recipe(size=size, resize=32)
+    official = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(size)])
+    for image in pictures(SIZES):
+        draws = centre_draws(recipe, np.array([image.shape[:2]]))
+        torch.testing.assert_close(crop_one(image, draws, recipe), official(torch.from_numpy(image).permute(2, 0, 1)))
+
+
+def test_random_boxes_follow_torchvisions_law() -> None:
+    recipe, count = Recipe(size=28, resize=32), 20_000
+    sizes = np.tile([[60, 80]], (count, 1))
+    draws = random_draws(recipe, sizes, np.arange(count), seed=0, epoch=0)
+    torch.manual_seed(0)
+    image = torch.empty(3, 60, 80)
+    crop = v2.RandomResizedCrop(28)
+    boxes = [crop.make_params([image]) for _ in range(count // 4)]
+    official = {key: np.array([box[key] for box in boxes]) for key in ("top", "left", "height", "width")}
+    ours = {"top": draws.top, "left": draws.left, "height": draws.box_height, "width": draws.box_width}
+    for key, theirs in official.items():
+        spread = theirs.std() * np.sqrt(5 / count)
+        assert abs(ours[key].mean() - theirs.mean()) < 5 * spread, key
+    assert 0.48 < draws.flip.mean() < 0.52
+    assert (draws.top + draws.box_height <= 60).all()
+    assert (draws.left + draws.box_width <= 80).all()
+
+
+def test_dice_depend_on_seed_epoch_view_and_row_only() -> None:
+    recipe = create("transforms", "adv")
+    sizes = np.tile([[60, 80]], (6, 1))
+
+    def boxes(rows, **keys) -> np.ndarray:
+        return plan_of(random_draws(recipe, sizes[: len(rows)], np.array(rows), **{"seed": 0, "epoch": 0} | keys), sizes[: len(rows)])
+
+    whole = boxes([0, 1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(boxes([4, 2]), whole[:, [4, 2]])  # whoever else is in the batch
+    for keys in ({"seed": 1}, {"epoch": 1}, {"view": 1}):
+        assert (boxes([0, 1, 2, 3, 4, 5], **keys) != whole).any()
+    numbers = _uniform(4, np.arange(50_000), 3, 1, 4)
+    assert abs(numbers.mean() - 0.5) < 0.005
+    assert np.abs(np.corrcoef(numbers.T) - np.eye(4)).max() < 0.02
+
+
+def test_colours_equal_torchvisions() -> None:
+    recipe = Recipe(size=16, resize=16, jitter=0.2, grayscale=0.5)
+    images = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
+    sizes = np.ones((6, 2))
+    draws = random_draws(recipe, sizes, np.arange(6), seed=0, epoch=0)
+    ours = colour(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), recipe)
+    for number in range(6):
+        one = images[number] / 255
+        one = V.rgb_to_grayscale(one, 3) if draws.gray[number] else one
+        one = V.adjust_brightness(one, draws.brightness[number])
+        one = V.adjust_contrast(one, draws.contrast[number])
+        one = V.adjust_saturation(one, draws.saturation[number])
+        one = V.adjust_hue(one, draws.hue[number])
+        torch.testing.assert_close(ours[number], one, atol=2e-3, rtol=0)
+    assert draws.gray.any()
+    assert not draws.gray.all()
+
+
+def test_adv_converts_to_grayscale_before_the_jitter() -> None:
+    """A red image of brightness 1.2: 0.2989 * 1.2 if it is gray first, 0.2989 if the brightness is clamped first."""
+    recipe, sizes, channels = create("transforms", "adv(grayscale=1.0)"), np.ones((64, 2)), (1, 3, 1, 1)
+    draws = random_draws(recipe, sizes, np.arange(64), seed=0, epoch=0)
+    images = torch.tensor([255.0, 0, 0]).view(channels).expand(64, 3, 8, 8)
+    ours = colour(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(channels), torch.ones(channels), recipe)
+    expected = torch.from_numpy(0.2989 * draws.brightness).float()
+    assert (draws.brightness > 1.1).any()
+    torch.testing.assert_close(ours, expected[:, None, None, None].expand_as(ours), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", names("transforms"))
+def test_every_transform_builds_a_recipe(name: str) -> None:
+    recipe = create("transforms", name)
+    assert isinstance(recipe, Recipe)
+    assert recipe.resize >= recipe.size

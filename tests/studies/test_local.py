@@ -1,0 +1,141 @@
+"""A study that is killed goes on; one run's trouble is no other's; a cluster gives the same results and may lose a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.runs.storage import local_copies
+from unimetric.studies.grid import expand, read_grid
+from unimetric.studies.local import remember, study
+
+
+def wait_for(condition, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.05)
+
+
+def numbers(place: Path) -> dict[str, dict[str, float]]:
+    """What each finished run measured."""
+    lines = {done.parent.name: json.loads(done.read_text()) for done in place.glob("*/done")}
+    return {run_id: {key: value for key, value in line.items() if key.startswith("test/")} for run_id, line in lines.items()}
+
+
+STUDY = """
+import sys
+from unimetric.studies.grid import read_grid
+from unimetric.studies.local import study
+study(read_grid(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_a_killed_study_goes_on_and_repeats_nothing(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "runs"
+    first = subprocess.Popen([sys.executable, "-c", STUDY, str(grid), str(out)], stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(list(out.glob("*/done"))) >= 3 or first.poll() is not None)
+    children = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))  # nobody is left behind
+    finished = {done.parent.name: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    assert 3 <= len(finished) < 8
+
+    states = study(read_grid(grid), out)
+    said = capsys.readouterr().out
+    after = {done.parent.name: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    assert states == dict.fromkeys(after, "done")
+    assert len(after) == 8
+    assert all((out / run_id / "gallery.npz").exists() for run_id in after)
+    assert after.items() >= finished.items()  # what was done was not touched
+    again = [line.split()[1] for line in said.splitlines() if line.startswith("running")]
+    assert 8 - len(finished) <= len(again) <= 8 - len(finished) + 1  # one may have been done, and its pictures not
+    assert "8 done" in said
+    assert json.loads((out / "study.json").read_text()).keys() == after.keys()
+
+
+def test_a_run_that_fails_is_tried_twice_and_left(grid: Path, tmp_path: Path) -> None:
+    settings = tomllib.loads(grid.read_text()) | {"loss": "margin", "seed": 0}
+    datasets = [f"folder(root='{tmp_path / 'absent'}')", settings["dataset"]]
+    runs = expand(settings | {"dataset": datasets})
+    states = study(runs, tmp_path / "runs", pictures=False, quiet=True)
+    assert [states[run.config.run_id] for run in runs] == ["failed", "done"]
+    log = (tmp_path / "runs" / "logs" / f"{runs[0].config.run_id}.txt").read_text()
+    assert log.count("error: ") == 2
+    assert "absent" in log
+
+
+def test_a_cluster_gives_the_same_results_and_may_lose_a_worker(grid: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from unimetric.studies.cluster import study_on_ray
+
+    runs = read_grid(grid, seed=0)[:2]
+    here = study(runs, tmp_path / "here", pictures=False, quiet=True)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    killed: list[int] = []
+    out = tmp_path / "there"
+
+    def kill_one() -> None:
+        """The first worker that has begun a run and not finished it."""
+        end = time.monotonic() + 120
+        while not killed and time.monotonic() < end:
+            for folder in out.glob("*/metrics.jsonl"):
+                if not (folder.parent / "done").exists():
+                    for process in psutil.process_iter(["cmdline"]):
+                        if "ray::work" in " ".join(process.info["cmdline"] or []) and not killed and _ours(process):
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(process.pid, signal.SIGKILL)
+                                killed.append(process.pid)
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    try:
+        there = study_on_ray(runs, out, pictures=False, quiet=True)
+    finally:
+        killed.append(0)
+        killer.join()
+        ray.shutdown()
+    assert killed[0] > 0, "no worker was caught at work"
+    assert here == there == {run.config.run_id: "done" for run in runs}
+    assert numbers(tmp_path / "here") == numbers(out)
+
+
+def _ours(process: psutil.Process) -> bool:
+    me = os.getpid()
+    return any(parent.pid == me for parent in process.parents())
+
+
+def test_a_study_json_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("[]")
+    remember(expand({"seed": [0, 1]}), str(tmp_path))
+    assert [labels["seed"] for labels in json.loads((tmp_path / "study.json").read_text()).values()] == ["0", "1"]
+
+
+def test_a_study_here_has_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, says in (
+        ("memory://bucket/study", "is no folder of this machine"),
+        ("nowhere://study", "nowhere://study: cannot be reached"),
+    ):
+        with pytest.raises(UnimetricError, match=says):
+            study(expand({"seed": [0]}), place, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_storage_that_is_not_known_is_named() -> None:
+    with pytest.raises(UnimetricError, match="nowhere://study: cannot be reached"), local_copies(["nowhere://study"]):
+        pass

@@ -1,0 +1,120 @@
+"""Searching: ranges are read strictly, and test classes choose nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.studies.ranges import corners, read_search
+from unimetric.studies.tune import judged, tune
+
+SEARCH = """
+loss = "margin(beta={beta})"
+seed = 0
+split = "standard(validation=0.3)"
+
+[search]
+beta = {low = 0.6, high = 1.4}
+"""
+
+
+@pytest.fixture
+def search(grid: Path, tmp_path: Path) -> Path:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    settings = [line for line in grid.read_text().splitlines() if not line.startswith(("loss", "seed"))]
+    path = tmp_path / "search.toml"
+    path.write_text("\n".join(settings) + SEARCH)
+    return path
+
+
+def test_a_search_finds_repeats_nothing_and_asks_the_validation_classes(search: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    value, best = tune(search, out, trials=1)
+    once = {done: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    value, best = tune(search, out, trials=2)
+    done = {done: done.stat().st_mtime_ns for done in out.glob("*/done")}
+    assert len(once) == 1
+    assert len(done) == 2
+    assert done.items() >= once.items()
+    assert json.loads((out / "study.json").read_text()).keys() == {path.parent.name for path in done}
+    lines = [json.loads(path.read_text()) for path in done]
+    assert value == max(line["validation/recall(k=1)"] for line in lines)
+    assert tomllib.loads((out / "best.toml").read_text())["loss"] == f"margin(beta={best['beta']})"
+
+
+def test_a_search_without_validation_classes_is_refused(search: Path, tmp_path: Path) -> None:
+    for split in ("standard", "standard(validation=0)", "standard(validation=0.0)"):
+        with pytest.raises(UnimetricError, match="no validation classes") as refused:
+            tune(search, tmp_path / "runs", split=split)
+        assert "standard(validation=0.2)" in refused.value.hint
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "done").write_text('{"epoch": 1, "chosen_on": "test", "test/recall(k=1)": 0.9}')
+    with pytest.raises(UnimetricError, match="not measured on validation classes"):
+        judged(tmp_path)
+
+
+def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "judging.py").write_text("def error(space): ...\n\nerror.better = 'lower'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = {"epoch": 1, "chosen_on": "validation", "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}
+    (tmp_path / "done").write_text(json.dumps(line))
+    (tmp_path / "config.toml").write_text("metrics = ['judging.error', 'recall']")
+    assert judged(tmp_path) == -0.3
+    (tmp_path / "config.toml").write_text("metrics = ['recall', 'judging.error']")
+    assert judged(tmp_path) == 0.9
+
+
+def test_the_ends_of_the_ranges(search: Path) -> None:
+    assert [run.config.loss for run in corners(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("loss = 'margin'", "nothing to search for"),
+        ("loss = 'margin(beta={beta})'", "`beta` is in the settings only"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1}\ngamma = {choices = [1]}", "`gamma` is in [search] only"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = [0, 1]", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 2, high = 1}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1, log = true}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0.5, high = 2, whole = true}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {choices = []}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = inf}", "the range of `beta` cannot be read"),
+        ("loss = 'margin(beta={beta})'\nsearch = 3", "`search` is no table"),
+    ],
+)
+def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "search.toml"
+    path.write_text(text)
+    with pytest.raises(UnimetricError) as refused:
+        read_search(path)
+    assert says in refused.value.message
+    assert str(path) in refused.value.message
+
+
+def test_what_is_written_over_a_search_is_checked_with_it(search: Path, tmp_path: Path) -> None:
+    for overrides, says in (
+        ({"loss": "margin(beta={other})"}, "`beta` is in [search] only"),
+        ({"loss": "margin"}, "nothing to search for"),
+        ({"miner": "{other}"}, "`other` is in the settings only"),
+    ):
+        with pytest.raises(UnimetricError, match=re.escape(says)):
+            tune(search, tmp_path / "runs", **overrides)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_choice_is_checked_before_the_first_run(search: Path, tmp_path: Path) -> None:
+    search.write_text(search.read_text() + 'way = {choices = ["constant", "constent", "cosine"]}\n')
+    for seed in range(3):
+        with pytest.raises(UnimetricError, match="no `constent` in schedules"):
+            tune(search, tmp_path / "runs", trials=1, seed=seed, schedule="{way}")
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,35 @@
+"""Every loss learns: letters never seen are found far better than by the untrained network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unimetric.config import load
+from unimetric.spec import find, names, signature
+from unimetric.training.loop import train
+
+
+@pytest.mark.parametrize("loss", names("losses"))
+def test_a_loss_learns(loss: str, tmp_path: Path) -> None:
+    proxies = "lr" in signature(find("losses", loss)).parameters  # theirs are slow: meant for ImageNet weights and many hours
+    config = load(
+        dataset="glyphs(blocks=['armenian', 'georgian'])",
+        transform="glyphs",
+        backbone="small(channels=32)",
+        head="linear(dim=32)",
+        loss=f"{loss}(lr=0.05)" if proxies else loss,
+        sampler="samples_per_class(n=4)",
+        batch_size=64,
+        optimizer="adam(lr=3e-3)",
+        epochs=6,
+        evaluate_every=6,
+        logger="none",
+        device="cpu",
+    )
+    train(config, tmp_path / "run", quiet=True)
+    before, *_, after = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    before, after = before["test/recall(k=1)"], after["test/recall(k=1)"]
+    assert after > 1.5 * before, f"{before:.3f} -> {after:.3f}"
