@@ -27,13 +27,13 @@ import torch
 
 from unimetric.config import RunConfig, load
 from unimetric.images import packing
-from unimetric.images.loading import Look
+from unimetric.images.loading import View
 from unimetric.images.table import Table
 from unimetric.objectives import Output
 from unimetric.runs.device import Fabric, open_fabric
 from unimetric.runs.display import Display
 from unimetric.training.distributed import gathered
-from unimetric.training.state import Stage, set_stage
+from unimetric.training.state import TrainingState, build_training_state
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {"backbone": "timm(name='resnet50', frozen_batchnorm=True)", "transform": "base"},
@@ -66,17 +66,17 @@ def made_up_pack(path: Path, *, height: int, width: int) -> None:
     packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
-def training(stage: Stage, config: RunConfig, fabric: Fabric) -> Iterator[torch.Tensor]:
+def training(stage: TrainingState, config: RunConfig, fabric: Fabric) -> Iterator[torch.Tensor]:
     """A step of the engine's loop each time it is asked for another."""
     model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
     drawn: deque[np.ndarray] = deque()
 
-    def requests() -> Iterator[tuple[np.ndarray, Look]]:
+    def requests() -> Iterator[tuple[np.ndarray, View]]:
         for number in itertools.count():
             sampler.epoch, step = divmod(number, len(sampler))
             drawn.append(sampler.batch(step))
             for view in range(stage.views):
-                yield stage.split.train[drawn[-1]], Look(stage.recipe, seed=config.seed, epoch=sampler.epoch, view=view)
+                yield stage.split.train[drawn[-1]], View(stage.recipe, seed=config.seed, epoch=sampler.epoch, view=view)
 
     model.train()
     objective.train()
@@ -90,7 +90,7 @@ def training(stage: Stage, config: RunConfig, fabric: Fabric) -> Iterator[torch.
         embeddings, tokens, branches = model(images)
         output = Output(embeddings.float(), tokens, images, tuple(branch.float() for branch in branches), tuple(views))
         output = gathered(fabric, output, getattr(objective, "reads", ()))
-        terms = stage.minimise(output, labels)
+        terms = stage.minimize(output, labels)
         loss = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad()
         fabric.backward(loss)
@@ -155,7 +155,7 @@ def main() -> None:
             )
             fabric = open_fabric(config)
             before = torch.cuda.memory_allocated() if cuda else 0
-            runs[name] = training(stage := set_stage(config, fabric, display), config, fabric)
+            runs[name] = training(stage := build_training_state(config, fabric, display), config, fabric)
             milliseconds(runs[name], 5, device)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()

@@ -75,7 +75,7 @@ def reference(
     if name == "greedy_coreset":
         rows = rng.choice(len(embeddings), sampler.big_batch, replace=False)
         big_batch = embeddings[rows]
-        return lambda: straightforward_coreset(big_batch, sampler.centres), lambda chosen: rows[chosen]
+        return lambda: straightforward_coreset(big_batch, sampler.centers), lambda chosen: rows[chosen]
     by_class = [np.flatnonzero(labels == number) for number in np.unique(labels)]
     rows, positions = sampler.candidates.draw(0, step)
     big_batch = embeddings[rows]

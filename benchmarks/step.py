@@ -21,13 +21,13 @@ import torch
 
 from unimetric.config import load
 from unimetric.images import packing
-from unimetric.images.loading import Look
+from unimetric.images.loading import View
 from unimetric.images.table import Table
 from unimetric.objectives import Output
 from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
 from unimetric.training.loop import train
-from unimetric.training.state import set_stage
+from unimetric.training.state import build_training_state
 
 GPU = {
     "ResNet-50, batch 112": dict(backbone="timm(name='resnet50', frozen_batchnorm=True)", batch_size=112, sampler="samples_per_class(n=2)"),
@@ -94,10 +94,10 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
     fabric = open_fabric(config)
     torch.backends.cudnn.benchmark = fabric.device.type == "cuda"
     with Display(quiet=True) as display:
-        stage = set_stage(config, fabric, display)
+        stage = build_training_state(config, fabric, display)
     device, batch = fabric.device, config.batch_size
     rows = stage.sampler.batch(0)
-    look = Look(stage.recipe, epoch=0)
+    look = View(stage.recipe, epoch=0)
     images = next(stage.pictures.load([(stage.split.train[rows], look)]))
     labels = torch.from_numpy(stage.labels[rows]).to(device)
     stage.model.train()

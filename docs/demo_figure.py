@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from unimetric.geometry import unit
-from unimetric.images.loading import Look, open_pictures
+from unimetric.images.loading import View, open_pictures
 from unimetric.images.pack import decode
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed
@@ -39,7 +39,7 @@ def main(folder: str) -> None:
     for axis in axes.flat:
         axis.axis("off")
     for place, (name, model) in enumerate({"untrained": build_model(config), "trained": trained}.items()):
-        look = Look(create("transforms", config.transform))
+        look = View(create("transforms", config.transform))
         points = unit(embed(fabric, fabric.setup(model), pictures, rows, look, batch=256))
         similarity = points[chosen] @ points.T
         similarity[torch.arange(QUERIES), torch.from_numpy(chosen)] = -2

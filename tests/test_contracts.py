@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from unimetric.cli.catalogue import source
-from unimetric.geometry import Dice, Memory, Pairs, Triplets, compare
+from unimetric.geometry import CounterRNG, Memory, Pairs, Triplets, compare
 from unimetric.objectives import Output
 from unimetric.runs.model import Model
 from unimetric.spec import bind, create, find, names
@@ -158,7 +158,7 @@ def without_chance(name):
     """The loss with every tuple instead of drawn ones, where it can read them; skipped where it draws all the same."""
     reads = getattr(find("losses", name), "reads", ())
     loss = build("losses", name, **({"miner": "all"} if Pairs in reads else {}))
-    if any(isinstance(module, Dice) for module in loss.modules()):
+    if any(isinstance(module, CounterRNG) for module in loss.modules()):
         pytest.skip("draws by position in the batch")
     return loss
 

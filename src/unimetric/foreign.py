@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, upcast_half
 
 _ROOTS = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
 
@@ -79,7 +79,7 @@ class ForeignLoss(nn.Module):
         self.family = "proxy" if proxies else "pair"
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings = full(embeddings)
+        embeddings = upcast_half(embeddings)
         if self.family == "proxy":
             memory = None
         if self.miner is None and memory is None:

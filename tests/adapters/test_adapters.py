@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from unimetric.adapters._vit import normalise, through
+from unimetric.adapters._vit import normalize, run_block
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, names
 
@@ -114,7 +114,7 @@ def test_layer_scale_scales_a_branch_or_leaves_it_alone():
         ):
             x = norm(expected)
             expected = expected + gamma * own(x) + (gamma if scaled else 1) * adapter(branch, x)
-        torch.testing.assert_close(through(block, z, first, second, scaled=scaled), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(run_block(block, z, first, second, scaled=scaled), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("text", LOUD)
@@ -149,8 +149,8 @@ def test_stochastic_branch_keeps_its_mean():
     branch = stir(adapt("stochastic_adapter(keep=0.7)", network())).attention[0].double()
     x = torch.randn(1, 5, 64).double()
     with torch.no_grad():
-        added = branch.eval()(normalise(nn.Identity(), x), x)
-        drawn = branch.train()(normalise(nn.Identity(), x.expand(4000, 5, 64)), x)
+        added = branch.eval()(normalize(nn.Identity(), x), x)
+        drawn = branch.train()(normalize(nn.Identity(), x.expand(4000, 5, 64)), x)
     check_gate(drawn, added, 0.7)
 
 
@@ -193,12 +193,12 @@ def test_samples_and_layers_are_switched_independently():
 def test_adapter_is_its_equation():
     adapted = stir(adapt("stochastic_adapter(rank=4)", network())).double().eval()
     block, x = adapted.backbone.network.blocks[1], torch.randn(2, 5, 64).double()
-    from unimetric.adapters._vit import through
+    from unimetric.adapters._vit import run_block
 
     first, second = adapted.attention[1], adapted.mlp[1]
     z = x + block.attn(block.norm1(x)) + 0.1 * torch.relu(block.norm1(x) @ first.down) @ first.up
     z = z + block.mlp(block.norm2(z)) + 0.1 * torch.relu(block.norm2(z) @ second.down) @ second.up
-    assert torch.allclose(through(block, x, first, second), z, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(run_block(block, x, first, second), z, rtol=1e-12, atol=1e-12)
     assert first.down.abs().max() > 0.5  # sqrt(3 / rank) is 0.87
 
 
@@ -333,17 +333,17 @@ def test_lean_norm_has_the_gradient_of_torch():
     norm.requires_grad_(False)
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, 5, 8, dtype=torch.float64)
-    normal = normalise(norm, x)
+    normal = normalize(norm, x)
     assert normal.core is not None
     lean = torch.autograd.grad((normal.value * weight).sum() + normal.project(matrix).square().sum(), [x, matrix])
     plain = torch.autograd.grad((norm(x) * weight).sum() + (norm(x) @ matrix).square().sum(), [x, matrix])
     for one, other in zip(lean, plain, strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
     # Each of its two outputs alone.
-    assert torch.allclose(*(torch.autograd.grad((f * weight).sum(), x)[0] for f in (normalise(norm, x).value, norm(x))), rtol=1e-9)
-    alone = (torch.autograd.grad(f.sum(), x)[0] for f in (normalise(norm, x).project(matrix), norm(x) @ matrix))
+    assert torch.allclose(*(torch.autograd.grad((f * weight).sum(), x)[0] for f in (normalize(norm, x).value, norm(x))), rtol=1e-9)
+    alone = (torch.autograd.grad(f.sum(), x)[0] for f in (normalize(norm, x).project(matrix), norm(x) @ matrix))
     assert torch.allclose(*alone, rtol=1e-9)
-    assert normalise(norm, x.detach()).core is None
+    assert normalize(norm, x.detach()).core is None
 
 
 def kept_bytes(module, images):

@@ -177,7 +177,7 @@ def test_adapt_reads_the_last_or_the_best_epoch(runs, tmp_path):
 
 
 def test_zero_shot_is_the_run_on_the_pictures_that_are_left(runs):
-    from unimetric.images.loading import Look, open_pictures
+    from unimetric.images.loading import View, open_pictures
     from unimetric.metrics import measure
     from unimetric.runs.device import open_fabric
     from unimetric.runs.embed import embed, space_of
@@ -190,7 +190,7 @@ def test_zero_shot_is_the_run_on_the_pictures_that_are_left(runs):
     pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
     for line, rows in zip(result["episodes"], support, strict=True):
         left = np.setdiff1d(split.test, rows)
-        embeddings = embed(open_fabric(config), model, pictures, left, Look(create("transforms", config.transform)), batch=64)
+        embeddings = embed(open_fabric(config), model, pictures, left, View(create("transforms", config.transform)), batch=64)
         assert measure(space_of(embeddings, table, left), ["recall(k=1)"])["recall(k=1)"] == pytest.approx(line["zero/recall(k=1)"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unimetric.analysis.gallery import _shift, look
+from unimetric.analysis.gallery import _shift, write_gallery
 from unimetric.config import RunConfig, from_settings
 from unimetric.geometry import poincare, to_ball
 from unimetric.runs.device import open_fabric
@@ -42,7 +42,7 @@ def test_neighbours_are_those_that_the_run_is_measured_by(config: RunConfig, tmp
     embeddings = embed_all(open_fabric(settings), settings, model, table.take(split.test))
     ball = to_ball(embeddings.double(), curvature=0.5, clip=2.3)
     distance = poincare(ball, ball, curvature=0.5).fill_diagonal_(torch.inf)
-    with np.load(look(tmp_path / "run", queries=points, points=points)) as file:
+    with np.load(write_gallery(tmp_path / "run", queries=points, points=points)) as file:
         queries, found = file["queries"], file["neighbours"]
     expected = distance[queries].sort(dim=1).values[:, : found.shape[1]]
     assert torch.allclose(distance[queries].gather(1, torch.from_numpy(found)), expected, atol=1e-5)

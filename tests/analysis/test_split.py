@@ -78,7 +78,7 @@ def test_features_are_made_once_and_checked(config, tmp_path):
 
 
 def test_features_are_the_summaries(config):
-    from unimetric.images.loading import Look, open_pictures
+    from unimetric.images.loading import View, open_pictures
     from unimetric.runs.model import build_model
     from unimetric.spec import create
 
@@ -86,7 +86,7 @@ def test_features_are_the_summaries(config):
     model = build_model(config).eval()
     pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
     with torch.no_grad():
-        images = next(pictures.load([(np.arange(5), Look(create("transforms", config.transform)))]))
+        images = next(pictures.load([(np.arange(5), View(create("transforms", config.transform)))]))
         assert np.allclose(model.backbone(images)[:, 0].numpy(), features[:5], atol=1e-5)
     assert len(read_table(config)[0]) == len(features)
 

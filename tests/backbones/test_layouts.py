@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from unimetric.backbones import fill
-from unimetric.backbones._layouts import LAYOUTS, recognise, to_timm
+from unimetric.backbones._layouts import LAYOUTS, recognize, to_timm
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
 
@@ -63,7 +63,7 @@ def test_hugging_face_vit(kind: str, tmp_path: Path) -> None:
         theirs = (reference.vit if hasattr(reference, "vit") else reference)(images).last_hidden_state
     name = "deit_tiny_distilled_patch16_224" if kind == "DeiTModel" else "vit_tiny_patch16_224"
     path = hugging_face(reference, tmp_path)
-    assert recognise(load_file(path)).name == "Hugging Face ViT"
+    assert recognize(load_file(path)).name == "Hugging Face ViT"
     ours = tokens(f"timm(name='{name}', image_size=32)", path, images)
     same(ours[:, 1:], theirs[:, -4:])
     if kind != "DeiTModel":  # a distilled one has two summaries
@@ -101,7 +101,7 @@ def test_dinov2_of_hugging_face_and_of_the_original_release(registers: int, tmp_
     reference: Any = shaken(getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**size)))
     file = load_file(hugging_face(reference, tmp_path))
     original = facebook(file)
-    assert (recognise(file).name, recognise(original).name) == ("Hugging Face ViT", "DINOv2")
+    assert (recognize(file).name, recognize(original).name) == ("Hugging Face ViT", "DINOv2")
     chunks = {re.sub(r"^blocks\.(\d+)\.", lambda match: f"blocks.{int(match[1]) // 2}.{match[1]}.", key): original[key] for key in original}
     assert "blocks.1.3.ls1.gamma" in chunks
     images = torch.randn(2, 3, 28, 28)
@@ -149,7 +149,7 @@ def test_clip_of_hugging_face_and_of_openai(tmp_path: Path) -> None:
     path = hugging_face(reference, tmp_path)
     same(tokens(text, path, images)[:, 0], theirs)
     state = openai(load_file(path))
-    assert recognise(state).name == "OpenAI CLIP"
+    assert recognize(state).name == "OpenAI CLIP"
     found, expected = to_timm(state, {}), to_timm(load_file(path), {})
     for key in [key for key in expected if not key.startswith("visual")]:
         assert torch.equal(found[key], expected[key]), key

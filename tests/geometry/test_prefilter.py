@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 import unimetric.geometry.nearest
 import unimetric.geometry.prefilter
 from unimetric.geometry.nearest import nearest
-from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, sift
+from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, prefilter_neighbors
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("aarch64", "arm64") or "qnnpack" not in torch.backends.quantized.supported_engines,
@@ -61,7 +61,7 @@ def check(points, k, values, places, rows):
 @pytest.mark.parametrize("k, side", [(1, 1024), (6, 300)])
 def test_what_is_proven_is_what_a_search_in_float64_finds(kind, k, side):
     points = crowd(kind)
-    values, places, proven = sift(points, k, side=side)
+    values, places, proven = prefilter_neighbors(points, k, side=side)
     assert proven.float().mean() > 0.75
     check(points, k, values, places, proven)
 
@@ -70,7 +70,7 @@ def test_what_is_proven_is_what_a_search_in_float64_finds(kind, k, side):
 @pytest.mark.parametrize("side, copies", [(1000, 1), (256, 4)])
 def test_ties_go_to_the_lower_place(side, copies):
     points = torch.randint(-3, 4, (2800 // copies, 64), generator=torch.Generator().manual_seed(0)).float().repeat(copies, 1)
-    values, places, proven = sift(points, 6, side=side)
+    values, places, proven = prefilter_neighbors(points, 6, side=side)
     score, place = every(points).sort(dim=1, descending=True, stable=True)
     assert proven.float().mean() > 0.9
     assert (score[:, :6] == score[:, 1:7]).any(1).float().mean() > 0.5
@@ -80,7 +80,7 @@ def test_ties_go_to_the_lower_place(side, copies):
 
 def test_copies_tie_though_their_scores_are_rounded():
     points = clustered(1000, 64, torch.Generator().manual_seed(0)).repeat(4, 1)
-    _, places, proven = sift(points, 3, side=512)
+    _, places, proven = prefilter_neighbors(points, 3, side=512)
     row = torch.arange(4000)
     copies = (row % 1000)[:, None] + torch.arange(0, 4000, 1000)
     others = copies[copies != row[:, None]].view(-1, 3)
@@ -100,7 +100,7 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     score = step * (codes.double() + 128)
     low, high = codes == -128, codes == 127
     assert low.any() and (high.any() or reach == 2)
-    for doubt in (one.doubt(other, step)[:, None], other.doubt(one, step)[None, :]):
+    for doubt in (one.error_bound(other, step)[:, None], other.error_bound(one, step)[None, :]):
         assert (exact <= score + doubt)[~high].all()
         assert (exact >= score - doubt)[~low].all()
     # A code is the nearest whole number of steps; a doubt allows for twice as much.
@@ -126,7 +126,7 @@ def test_it_ends_early_where_it_would_not_help():
     lost[3, 3] = torch.nan
     collapsed = normalize(torch.ones(4000, 64) + 0.01 * torch.randn(4000, 64, generator=dice), dim=1)
     for none in (wild, lost, collapsed, 0 * points, -torch.inf * points, points[:300], 1e-20 * points):
-        assert sift(none, 6) is None
+        assert prefilter_neighbors(none, 6) is None
 
 
 def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch):
@@ -147,7 +147,7 @@ def test_the_engine_of_the_program_is_put_back():
     try:
         for engine in torch.backends.quantized.supported_engines:
             torch.backends.quantized.engine = engine
-            sift(crowd("isotropic"), 3)
+            prefilter_neighbors(crowd("isotropic"), 3)
             assert torch.backends.quantized.engine == engine
             with pytest.raises(ZeroDivisionError), _engine("qnnpack"):
                 _ = 1 / 0
@@ -158,17 +158,17 @@ def test_the_engine_of_the_program_is_put_back():
 
 def test_no_setting_of_the_program_changes_a_score():
     points = crowd("clustered")
-    plain = sift(points, 6, side=1024)
+    plain = prefilter_neighbors(points, 6, side=1024)
     before = torch.get_default_dtype()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = sift(points.clone().requires_grad_(), 6, side=1024)
+        mixed = prefilter_neighbors(points.clone().requires_grad_(), 6, side=1024)
     try:
         torch.set_default_dtype(torch.float64)
-        double = sift(points, 6, side=1024)
+        double = prefilter_neighbors(points, 6, side=1024)
     finally:
         torch.set_default_dtype(before)
     with torch.inference_mode():
-        inference = sift(points, 6, side=1024)
+        inference = prefilter_neighbors(points, 6, side=1024)
     for other in (mixed, double, inference):
         assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
 
@@ -179,11 +179,11 @@ def test_a_search_asks_anew_where_nothing_is_proven(monkeypatch):
     shares = []
 
     def watched(points, k):
-        found = sift(points, k, side=512)
+        found = prefilter_neighbors(points, k, side=512)
         shares.append(found and found[2].float().mean().item())
         return found
 
-    monkeypatch.setattr(unimetric.geometry.nearest, "sift", watched)
+    monkeypatch.setattr(unimetric.geometry.nearest, "prefilter_neighbors", watched)
     for points in (crowd("zeros"), crowd("outlier"), torch.ones(4000, 64)):
         starts, values, places = zip(*nearest(points, points, 4, own=torch.arange(len(points))), strict=True)
         assert list(starts) == list(range(0, len(points), 512))

@@ -45,7 +45,7 @@ def test_the_order_is_the_papers(crowd, k1, k2, weight, memory):
     embeddings, labels = crowd(pictures=70)
     space = reranked(Space(embeddings, labels, memory=memory), k1=k1, k2=k2, weight=weight, depth=69)
     final = slowly(embeddings.numpy(), k1, k2, weight)
-    near = space.neighbours(69).numpy()
+    near = space.neighbors(69).numpy()
     ours = np.take_along_axis(final, near, 1)
     assert np.all(np.diff(ours, axis=1) > -1e-9)  # equal distances may stand in either order
     assert all(row not in found for row, found in enumerate(near))
@@ -55,17 +55,17 @@ def test_only_the_first_neighbours_are_put_in_order(crowd):
     embeddings, labels = crowd(pictures=70)
     query, gallery = np.arange(70) < 30, np.arange(70) >= 20
     plain = Space(embeddings, labels, query, gallery)
-    before, after = plain.neighbours(50), reranked(plain, k1=8, k2=3, depth=20).neighbours(50)
+    before, after = plain.neighbors(50), reranked(plain, k1=8, k2=3, depth=20).neighbors(50)
     assert torch.equal(before[:, 20:], after[:, 20:])
     assert torch.equal(before[:, :20].sort().values, after[:, :20].sort().values)
     assert not torch.equal(before, after)
-    assert torch.equal(reranked(plain, k1=8, k2=3, depth=20).neighbours(5), after[:, :5])
+    assert torch.equal(reranked(plain, k1=8, k2=3, depth=20).neighbors(5), after[:, :5])
 
 
 @pytest.mark.parametrize("geometry", ["cosine", "euclidean", "poincare"])
 def test_weight_one_changes_nothing(crowd, geometry):
     space = Space(*crowd(), geometry=geometry)
-    assert torch.equal(space.neighbours(30), reranked(space, k1=8, k2=3, weight=1.0, depth=30).neighbours(30))
+    assert torch.equal(space.neighbors(30), reranked(space, k1=8, k2=3, weight=1.0, depth=30).neighbors(30))
 
 
 def test_it_helps_where_classes_hang_together(crowd):
@@ -83,7 +83,7 @@ def test_it_refuses_more_neighbours_than_pictures(crowd):
         reranked(Space(*crowd(pictures=60)), k1=5)
     assert "k2 <= k1" in refused.value.hint
     embeddings, labels = crowd(pictures=21)
-    assert reranked(Space(embeddings, labels)).neighbours(1).shape == (21, 1)
+    assert reranked(Space(embeddings, labels)).neighbors(1).shape == (21, 1)
 
 
 def test_it_refuses_inner_products(crowd):

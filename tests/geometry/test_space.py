@@ -40,7 +40,7 @@ def test_neighbours_are_rows_of_the_space(crowd):
     embeddings, labels = crowd(pictures=20)
     query = np.arange(20) < 5
     gallery = np.arange(20) >= 3
-    near = Space(embeddings, labels, query, gallery).neighbours(17)
+    near = Space(embeddings, labels, query, gallery).neighbors(17)
     for row in range(5):
         expected = [number for number in range(3, 20) if number != row]
         assert sorted(near[row].tolist()) == (expected if row < 3 else sorted([-1, *expected]))

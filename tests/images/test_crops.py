@@ -8,8 +8,8 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
-from unimetric.images.boxes import _uniform, centre_draws, random_draws
-from unimetric.images.crops import colour, crop_one, plan_of, squares
+from unimetric.images.boxes import _uniform, center_draws, random_draws
+from unimetric.images.crops import color, crop_one, plan_of, squares
 from unimetric.images.recipe import Recipe
 from unimetric.spec import create, names
 
@@ -41,7 +41,7 @@ SIZES = np.array([[60, 80], [97, 41], [64, 64], [33, 150], [50, 51]])
 def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch, size) -> None:
     recipe = Recipe(size=size, resize=32, scale=scale, interpolation=interpolation)
     images, rows = pictures(SIZES), np.arange(len(SIZES)) + 10
-    draws = centre_draws(recipe, SIZES) if epoch is None else random_draws(recipe, SIZES, rows, seed=1, epoch=epoch)
+    draws = center_draws(recipe, SIZES) if epoch is None else random_draws(recipe, SIZES, rows, seed=1, epoch=epoch)
     canvas = (int(SIZES[:, 0].max()), int(SIZES[:, 1].max()))
     batch = squares(*in_memory(images), torch.from_numpy(plan_of(draws, SIZES)), MEAN, STD, recipe, canvas)
     for number, image in enumerate(images):
@@ -54,7 +54,7 @@ def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
     recipe = Recipe(size=28, resize=32)
     sizes = np.array([[32, 40], [50, 32]])
     images = pictures(sizes)
-    batch = squares(*in_memory(images), torch.from_numpy(plan_of(centre_draws(recipe, sizes), sizes)), MEAN, STD, recipe, (50, 40))
+    batch = squares(*in_memory(images), torch.from_numpy(plan_of(center_draws(recipe, sizes), sizes)), MEAN, STD, recipe, (50, 40))
     for number, image in enumerate(images):
         whole = V.center_crop(torch.from_numpy(image).permute(2, 0, 1), [28, 28])
         torch.testing.assert_close(batch[number], whole.float(), atol=1e-3, rtol=0)
@@ -65,7 +65,7 @@ def test_testing_equals_torchvisions_resize_and_centre_crop(size: int) -> None:
     recipe = Recipe(size=size, resize=32)
     official = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(size)])
     for image in pictures(SIZES):
-        draws = centre_draws(recipe, np.array([image.shape[:2]]))
+        draws = center_draws(recipe, np.array([image.shape[:2]]))
         torch.testing.assert_close(crop_one(image, draws, recipe), official(torch.from_numpy(image).permute(2, 0, 1)))
 
 
@@ -108,7 +108,7 @@ def test_colours_equal_torchvisions() -> None:
     images = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
     sizes = np.ones((6, 2))
     draws = random_draws(recipe, sizes, np.arange(6), seed=0, epoch=0)
-    ours = colour(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), recipe)
+    ours = color(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), recipe)
     for number in range(6):
         one = images[number] / 255
         one = V.rgb_to_grayscale(one, 3) if draws.gray[number] else one
@@ -126,7 +126,7 @@ def test_adv_converts_to_grayscale_before_the_jitter() -> None:
     recipe, sizes, channels = create("transforms", "adv(grayscale=1.0)"), np.ones((64, 2)), (1, 3, 1, 1)
     draws = random_draws(recipe, sizes, np.arange(64), seed=0, epoch=0)
     images = torch.tensor([255.0, 0, 0]).view(channels).expand(64, 3, 8, 8)
-    ours = colour(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(channels), torch.ones(channels), recipe)
+    ours = color(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(channels), torch.ones(channels), recipe)
     expected = torch.from_numpy(0.2989 * draws.brightness).float()
     assert (draws.brightness > 1.1).any()
     torch.testing.assert_close(ours, expected[:, None, None, None].expand_as(ours), atol=1e-3, rtol=0)

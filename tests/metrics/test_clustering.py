@@ -70,7 +70,7 @@ def test_kmeans_assigns_to_the_nearest_and_never_gets_worse(crowd, seeding):
     objectives = []
     for iterations in (0, 1, 2, 5, 20):
         found = kmeans(points, 30, iterations=iterations, seeding=seeding)
-        distance = torch.cdist(points, found.centres).square()
+        distance = torch.cdist(points, found.centers).square()
         assert torch.equal(found.cluster, distance.argmin(1))
         assert math.isclose(float(found.objective), float(distance.amin(1).sum()), rel_tol=1e-9)
         objectives.append(float(found.objective))
@@ -81,7 +81,7 @@ def test_kmeans_centres_are_means_at_rest(crowd):
     points, _ = crowd(pictures=200, classes=8)
     found = kmeans(points, 8, iterations=100)
     for number in range(8):
-        assert torch.allclose(found.centres[number], points[found.cluster == number].mean(0), rtol=1e-9)
+        assert torch.allclose(found.centers[number], points[found.cluster == number].mean(0), rtol=1e-9)
 
 
 def test_plusplus_finds_clusters_far_apart_that_random_misses():
@@ -98,13 +98,13 @@ def test_an_empty_cluster_moves_to_the_farthest_point():
     points = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0], [9.0]])
     for seed in range(5):  # most seeds start two centres at zero, one of which is empty
         found = kmeans(points, 3, iterations=4, seed=seed)
-        assert sorted(found.centres[:, 0].tolist()) == [0.0, 1.0, 9.0]
+        assert sorted(found.centers[:, 0].tolist()) == [0.0, 1.0, 9.0]
 
 
 def test_more_clusters_than_different_points_is_finite():
     found = kmeans(torch.ones(10, 2), 7)
     assert found.objective == 0
-    assert found.centres.isfinite().all()
+    assert found.centers.isfinite().all()
 
 
 def test_kmeans_is_the_same_in_any_memory_and_twice(crowd):

@@ -60,7 +60,7 @@ def test_roth_code_drops_the_first_neighbour_which_a_duplicate_can_be():
     # Picture 0 has a duplicate of another class before it: dropping the first neighbour would drop the duplicate and find itself.
     points = torch.tensor([[1.0, 0], [1.0, 0], [0, 1.0], [0, 1.0]])
     space = Space(points, torch.tensor([1, 0, 0, 1]))
-    assert space.neighbours(3)[:, 0].tolist() == [1, 0, 3, 2]
+    assert space.neighbors(3)[:, 0].tolist() == [1, 0, 3, 2]
     assert value(space, "recall") == 0.0
 
 

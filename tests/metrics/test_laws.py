@@ -62,9 +62,7 @@ def test_the_names_of_classes_change_nothing(seed):
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 0.99), geometry=st.sampled_from(["cosine", "euclidean"]))
 def test_the_scale_of_embeddings_changes_no_neighbour(seed, scale, geometry):
     points, labels = draw(seed)
-    assert torch.equal(
-        Space(points, labels, geometry=geometry).neighbours(5), Space(scale * points, labels, geometry=geometry).neighbours(5)
-    )
+    assert torch.equal(Space(points, labels, geometry=geometry).neighbors(5), Space(scale * points, labels, geometry=geometry).neighbors(5))
 
 
 @lawful
@@ -83,7 +81,7 @@ def test_a_perfect_space_scores_one(per_class, classes, geometry):
 def test_a_duplicate_picture_is_found_and_is_not_oneself(seed, geometry):
     points, labels = draw(seed)
     twice = Space(points.repeat(2, 1), labels.repeat(2), geometry=geometry)
-    near = twice.neighbours(3)
+    near = twice.neighbors(3)
     assert not (near == torch.arange(2 * len(points))[:, None]).any()
     assert measure(twice, ["recall"])["recall"] == 1.0
 

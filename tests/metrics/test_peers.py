@@ -43,7 +43,7 @@ def test_neighbours_of_scikit_learn(crowd, geometry):
     theirs = (
         NearestNeighbors(n_neighbors=11, metric=geometry, algorithm="brute").fit(embeddings).kneighbors(embeddings, return_distance=False)
     )
-    assert np.array_equal(Space(embeddings, labels, geometry=geometry).neighbours(10).numpy(), theirs[:, 1:])
+    assert np.array_equal(Space(embeddings, labels, geometry=geometry).neighbors(10).numpy(), theirs[:, 1:])
 
 
 def test_average_precision_over_the_whole_gallery_is_scikit_learns(crowd):

@@ -10,7 +10,7 @@ from unimetric.config import load
 from unimetric.errors import UnimetricError
 from unimetric.geometry import match
 from unimetric.objectives import Output
-from unimetric.objectives.diva import Diva, _Within, likeness, rarity
+from unimetric.objectives.diva import Diva, _Within, inverse_density_weights, likeness
 from unimetric.runs.model import Model
 from unimetric.spec import create
 from unimetric.training.build import build_optimizer
@@ -96,11 +96,11 @@ def test_weights_of_the_queue():
     similarity = torch.rand(3, 9).double() * 2 - 1
     similarity[1] = -0.5  # all beyond the cutoff
     valid = torch.arange(9) < 7
-    weights = rarity(similarity, valid, dim=DIM)
+    weights = inverse_density_weights(similarity, valid, dim=DIM)
     for row, weight in zip(similarity, weights, strict=True):
         assert weight[:7].tolist() == pytest.approx(naive_rarity(row[:7].tolist()), rel=1e-9, abs=1e-30)
         assert weight[7:].tolist() == [0, 0]
-    assert rarity(similarity, torch.zeros(9, dtype=torch.bool), dim=DIM).abs().sum() == 0
+    assert inverse_density_weights(similarity, torch.zeros(9, dtype=torch.bool), dim=DIM).abs().sum() == 0
 
 
 def test_column_weights_match_naive_loop():
@@ -115,10 +115,10 @@ def test_column_weights_match_naive_loop():
         for rows in zip(logs, naive_distances(similarity), strict=True)
     ]
     expected = [[w / sum(row[column] for row in raw) for column, w in enumerate(row)] for row in raw]
-    found = rarity(similarity, torch.ones(9, dtype=torch.bool), dim=DIM, columns=True)
+    found = inverse_density_weights(similarity, torch.ones(9, dtype=torch.bool), dim=DIM, columns=True)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-30)
     assert found[:, 1].tolist() == pytest.approx([0.25] * 4)
-    assert not torch.allclose(found, rarity(similarity, torch.ones(9, dtype=torch.bool), dim=DIM))
+    assert not torch.allclose(found, inverse_density_weights(similarity, torch.ones(9, dtype=torch.bool), dim=DIM))
 
 
 def naive_distances(similarity):
@@ -132,7 +132,7 @@ def test_column_weights_reach_the_self_similarity_term():
     objective = build(temperature=1.0, column_weights=True)
     objective.keys[: 2 * BATCH] = queue
     objective.state[1] = 2 * BATCH
-    weights = rarity(query @ queue.T, torch.ones(2 * BATCH, dtype=torch.bool), dim=DIM, columns=True)
+    weights = inverse_density_weights(query @ queue.T, torch.ones(2 * BATCH, dtype=torch.bool), dim=DIM, columns=True)
     logits = torch.cat([(query * keys).sum(1, keepdim=True), weights * (query @ queue.T)], 1)
     expected = torch.nn.functional.cross_entropy(logits, torch.zeros(BATCH, dtype=torch.int64))
     assert math.isclose(objective._dance(query, keys).item(), expected.item(), rel_tol=1e-9)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from unimetric.geometry import compare, draw, match
-from unimetric.images.crops import colour
+from unimetric.images.crops import color
 from unimetric.metrics import Space, measure
 from unimetric.runs.model import place
-from unimetric.samplers.greedy_coreset import centres_by_product, centres_by_table
+from unimetric.samplers.greedy_coreset import centers_by_product, centers_by_table
 from unimetric.spec import create
 
 from . import reference_revisiting as theirs
@@ -618,8 +618,8 @@ def test_greedy_coreset():
     for seed in range(20):
         points = sphere(60, 6, seed)
         expected = theirs.greedy_centers(points, 0, 12)
-        assert centres_by_product(torch.from_numpy(points), 12).tolist() == expected
-        assert centres_by_table(torch.from_numpy(points), 12).tolist() == expected
+        assert centers_by_product(torch.from_numpy(points), 12).tolist() == expected
+        assert centers_by_table(torch.from_numpy(points), 12).tolist() == expected
 
 
 @compared(
@@ -662,9 +662,9 @@ def test_grayscale_before_jitter(agree):
     plan = torch.zeros(16, 2)
     plan[11:] = torch.tensor([1.0, 1.2, 0.8, 1.2, 0.2])[:, None]  # grayscale, brightness, contrast, saturation, hue
     recipe = create("transforms", "adv")
-    ours = colour(images, plan, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), recipe)
+    ours = color(images, plan, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), recipe)
     expected = torch.stack([theirs.gray_then_jitter(image / 255, 1.2, 0.8) for image in images])
     agree(ours, expected)
     plan[11] = 0
-    after = torch.stack([theirs.gray(image) for image in colour(images, plan, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), recipe)])
+    after = torch.stack([theirs.gray(image) for image in color(images, plan, torch.zeros(3, 1, 1), torch.ones(3, 1, 1), recipe)])
     assert difference(after, expected) > 0.05

@@ -165,7 +165,7 @@ def test_gallery_of_a_report_has_the_neighbors_of_the_geometry(config: RunConfig
     for folder, geometry, name in (("own", "", "euclidean"), ("cosine", "cosine", "cosine")):
         train(changed(config, geometry=geometry, **settings), tmp_path / folder, quiet=True)
         count = len(read_table(config)[1].test)
-        with np.load(looks.look(tmp_path / folder, queries=count, points=count, neighbours=1)) as file:
+        with np.load(looks.write_gallery(tmp_path / folder, queries=count, points=count, neighbours=1)) as file:
             labels, queries, near = file["labels"], file["queries"], file["neighbours"][:, 0]
         assert (labels[queries] == labels[near]).mean() == pytest.approx(fixed[name])
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from unimetric.errors import UnimetricError
-from unimetric.samplers import share
+from unimetric.samplers import rank_slice
 from unimetric.spec import create, find, names
 
 SAMPLERS = names("samplers")
@@ -155,14 +155,14 @@ def test_a_sampler_without_embeddings_says_what_to_do(name):
 def test_ranks_together_draw_what_one_draws(name, world):
     ranks, alone = [build(name) for _ in range(world)], build(name)
     for step in range(len(alone)):
-        shares = [share(sampler.batch(step), rank, world) for rank, sampler in enumerate(ranks)]
+        shares = [rank_slice(sampler.batch(step), rank, world) for rank, sampler in enumerate(ranks)]
         assert {len(part) for part in shares} == {BATCH // world}
         assert (np.concatenate(shares) == alone.batch(step)).all()
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
     with pytest.raises(UnimetricError, match="batch_size=110"):
-        share(np.arange(112), 0, 5)
+        rank_slice(np.arange(112), 0, 5)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

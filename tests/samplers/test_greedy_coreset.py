@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from unimetric.errors import UnimetricError
-from unimetric.samplers.greedy_coreset import centres_by_product, centres_by_table
+from unimetric.samplers.greedy_coreset import centers_by_product, centers_by_table
 from unimetric.spec import create
 
 
@@ -24,14 +24,14 @@ def sphere(rows, dim, seed=0):
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("centres", [centres_by_table, centres_by_product])
+@pytest.mark.parametrize("centres", [centers_by_table, centers_by_product])
 def test_equals_textbook_greedy_k_centre(centres):
     for seed in range(3):
         points = sphere(40, 5, seed)
         assert centres(torch.from_numpy(points), 12).tolist() == naive_centres(points.tolist(), 12)
 
 
-@pytest.mark.parametrize("centres", [centres_by_table, centres_by_product])
+@pytest.mark.parametrize("centres", [centers_by_table, centers_by_product])
 def test_duplicates_come_last_and_no_point_twice(centres):
     points = torch.from_numpy(np.concatenate([sphere(6, 3)] * 2)).float()
     chosen = centres(points, 12).tolist()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.samplers import share
-from unimetric.samplers._classes import deal
+from unimetric.samplers import rank_slice
+from unimetric.samplers._classes import balanced_groups
 from unimetric.spec import create
 
 
@@ -72,7 +72,7 @@ def test_as_the_authors_code_draws():
 def test_ranks_keep_classes_whole():
     labels = np.repeat(np.arange(30), 9)
     rows = build(labels).batch(0)
-    parts = [set(labels[share(rows, rank, 4)]) for rank in range(4)]
+    parts = [set(labels[rank_slice(rows, rank, 4)]) for rank in range(4)]
     assert all(len(part) == 3 for part in parts) and len(set.union(*parts)) == 12
 
 
@@ -88,7 +88,7 @@ def test_a_batch_that_n_does_not_divide_is_refused():
 
 @pytest.mark.parametrize(("cards", "hand"), [(1, 1), (2, 1), (5, 3), (5, 5), (7, 4), (100, 56)])
 def test_hands_are_dealt_evenly_and_without_repeats(cards, hand):
-    dealt = deal(cards, hand, 41, np.random.default_rng(0))
+    dealt = balanced_groups(cards, hand, 41, np.random.default_rng(0))
     assert all(len(set(one)) == hand for one in dealt)
     for upto in range(1, 42):
         times = np.bincount(dealt[:upto].ravel(), minlength=cards)

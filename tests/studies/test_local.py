@@ -19,7 +19,7 @@ import pytest
 from unimetric.errors import UnimetricError
 from unimetric.runs.storage import local_copies
 from unimetric.studies.grid import expand, read_grid
-from unimetric.studies.local import remember, study
+from unimetric.studies.local import save_run_labels, study
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -121,7 +121,7 @@ def _ours(process: psutil.Process) -> bool:
 
 def test_a_study_json_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("[]")
-    remember(expand({"seed": [0, 1]}), str(tmp_path))
+    save_run_labels(expand({"seed": [0, 1]}), str(tmp_path))
     assert [labels["seed"] for labels in json.loads((tmp_path / "study.json").read_text()).values()] == ["0", "1"]
 
 

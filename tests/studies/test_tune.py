@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.studies.ranges import corners, read_search
-from unimetric.studies.tune import judged, tune
+from unimetric.studies.ranges import boundary_runs, read_search
+from unimetric.studies.tune import trial_score, tune
 
 SEARCH = """
 loss = "margin(beta={beta})"
@@ -58,7 +58,7 @@ def test_a_search_without_validation_classes_is_refused(search: Path, tmp_path: 
 def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "done").write_text('{"epoch": 1, "chosen_on": "test", "test/recall(k=1)": 0.9}')
     with pytest.raises(UnimetricError, match="not measured on validation classes"):
-        judged(tmp_path)
+        trial_score(tmp_path)
 
 
 def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,13 +67,13 @@ def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, m
     line = {"epoch": 1, "chosen_on": "validation", "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}
     (tmp_path / "done").write_text(json.dumps(line))
     (tmp_path / "config.toml").write_text("metrics = ['judging.error', 'recall']")
-    assert judged(tmp_path) == -0.3
+    assert trial_score(tmp_path) == -0.3
     (tmp_path / "config.toml").write_text("metrics = ['recall', 'judging.error']")
-    assert judged(tmp_path) == 0.9
+    assert trial_score(tmp_path) == 0.9
 
 
 def test_the_ends_of_the_ranges(search: Path) -> None:
-    assert [run.config.loss for run in corners(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
+    assert [run.config.loss for run in boundary_runs(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from unimetric.runs.display import Display
 from unimetric.runs.weights import read_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.training.loop import train
-from unimetric.training.state import set_stage
+from unimetric.training.state import build_training_state
 
 
 def changed(config: RunConfig, **settings: object) -> RunConfig:
@@ -288,7 +288,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused_before_any_picture_is_read(c
     ranks = SimpleNamespace(global_rank=0, world_size=2, device=torch.device("cpu"))
     config = changed(config, batch_size=9, sampler="samples_per_class(n=3)")
     with pytest.raises(UnimetricError, match="cannot be shared evenly by 2 ranks"):
-        set_stage(config, ranks, Display(quiet=True))  # type: ignore[arg-type]
+        build_training_state(config, ranks, Display(quiet=True))  # type: ignore[arg-type]
 
 
 def test_a_gradient_that_is_no_number_is_a_sentence_when_clipped(config: RunConfig, tmp_path: Path) -> None:

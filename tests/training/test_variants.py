@@ -19,7 +19,7 @@ from unimetric.errors import UnimetricError
 from unimetric.report.folders import read_runs
 from unimetric.report.numbers import measured, methods
 from unimetric.samplers.samples_per_class import SamplesPerClass
-from unimetric.training.log import described, main_metrics, variant_lines
+from unimetric.training.log import format_log_line, main_metrics, variant_lines
 from unimetric.training.loop import train
 
 NAMES = ["weights=1,1,1,1", "weights=0.75,1.25,1.25,1.25", "weights=0.5,1.5,1.5,1.5"]
@@ -130,7 +130,7 @@ def test_train_prints_variants_in_short_lines(run):
     for name, line in zip(NAMES, printed[1:4], strict=True):
         own = best["variants"][name]
         assert name in line and f"epoch {own['epoch']}" in line and f"test/map_at_r {own['test/map_at_r']:.4f}" in line
-    assert "weights=" not in described(lines(folder)[1], 4)
+    assert "weights=" not in format_log_line(lines(folder)[1], 4)
 
 
 def test_report_reads_main_metrics_only(run):

@@ -10,7 +10,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unimetric.adapters._checks import require_positive, require_probability
-from unimetric.adapters._vit import Normalised
+from unimetric.adapters._vit import Normalized
 
 
 class Bottleneck(nn.Module):
@@ -46,8 +46,8 @@ class Bottleneck(nn.Module):
         self.scale, self.normalised = scale, normalised
         self.drop = DropPath(1 - keep)
 
-    def forward(self, normal: Normalised, stream: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
-        given = normal if self.normalised else Normalised(stream, None, None, None)
+    def forward(self, normal: Normalized, stream: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+        given = normal if self.normalised else Normalized(stream, None, None, None)
         hidden = given.project(self.down, self.down_bias)
         # The gate is not negative, so it commutes with the ReLU. Applied before it, the gate multiplies the
         # narrow tensor, and no further tensor is stored for the backward pass.

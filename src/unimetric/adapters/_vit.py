@@ -36,7 +36,7 @@ def frozen_transformer(backbone: Any) -> Any:
     return network
 
 
-class Normalised(NamedTuple):
+class Normalized(NamedTuple):
     """Output of a frozen LayerNorm.
 
     Args:
@@ -99,7 +99,7 @@ def _run(function: Callable[..., Any], device: torch.device, *arguments: Any) ->
     return function(*arguments)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """LayerNorm that stores only its normalized input, in half precision under autocast.
 
     This is a third of the usual memory. torch's LayerNorm stores the float32 stream, and a trainable
@@ -122,7 +122,7 @@ class _Normalise(torch.autograd.Function):
         return _run(_back, kept.device, value, core, kept, rstd, weight), None, None, None, None
 
 
-def normalise(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalised:
+def normalize(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalized:
     """Apply a frozen LayerNorm with little stored memory.
 
     Without a gradient, and for any other norm, the module itself runs. Under autocast the output is
@@ -132,12 +132,12 @@ def normalise(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalised:
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     lean = torch.is_grad_enabled() and x.requires_grad and x.dtype in (torch.float32, torch.float64)
     if not lean or not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.bias is None or norm.weight.requires_grad:
-        return Normalised(norm(x).to(dtype), None, None, None)
-    value, core = _Normalise.apply(x, norm.weight, norm.bias, norm.eps, dtype)
-    return Normalised(value, core, norm.weight, norm.bias)
+        return Normalized(norm(x).to(dtype), None, None, None)
+    value, core = _Normalize.apply(x, norm.weight, norm.bias, norm.eps, dtype)
+    return Normalized(value, core, norm.weight, norm.bias)
 
 
-def through(
+def run_block(
     block: Any, x: Float[Tensor, "B N C"], attention: nn.Module | None, mlp: nn.Module | None, *, scaled: bool = False
 ) -> Float[Tensor, "B N C"]:
     """Run a timm block with branches parallel to its attention and its MLP.
@@ -152,10 +152,10 @@ def through(
     Returns:
         Output of the block, (B, N, C).
     """
-    normal = normalise(block.norm1, x)
+    normal = normalize(block.norm1, x)
     branch = None if attention is None else attention(normal, x)
     x = x + _half(block.attn(normal.value), branch, block.ls1, block.drop_path1, scaled)
-    normal = normalise(block.norm2, x)
+    normal = normalize(block.norm2, x)
     branch = None if mlp is None else mlp(normal, x)
     return x + _half(block.mlp(normal.value), branch, block.ls2, block.drop_path2, scaled)
 
@@ -234,7 +234,7 @@ class Adapted(nn.Module):
                 tokens = tokens + position if self.prompt.placed and position is not None else tokens
                 x = torch.cat([x[:, :prefix], tokens.to(x.dtype), x[:, prefix + count :]], 1)
                 count = tokens.shape[1]
-            x = through(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled)
+            x = run_block(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled)
         if count:
             x = torch.cat([x[:, :prefix], x[:, prefix + count :]], 1)
         stage = network.norm(x)

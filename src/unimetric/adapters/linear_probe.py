@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-class Resting(nn.Module):
+class FrozenBackbone(nn.Module):
     """Backbone with frozen weights and statistics that stores nothing for a backward pass.
 
     Args:
@@ -26,7 +26,7 @@ class Resting(nn.Module):
         self.mean: tuple[float, ...] = backbone.mean
         self.std: tuple[float, ...] = backbone.std
 
-    def train(self, mode: bool = True) -> Resting:
+    def train(self, mode: bool = True) -> FrozenBackbone:
         super().train(mode)
         self.backbone.eval()
         return self
@@ -54,4 +54,4 @@ def linear_probe(backbone: Any) -> nn.Module:
     Returns:
         The frozen backbone.
     """
-    return Resting(backbone)
+    return FrozenBackbone(backbone)

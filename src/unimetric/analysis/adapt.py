@@ -21,7 +21,7 @@ from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
-from unimetric.images.loading import Look, Progress, open_pictures
+from unimetric.images.loading import Progress, View, open_pictures
 from unimetric.images.table import Table
 from unimetric.metrics import measure
 from unimetric.runs.device import open_fabric
@@ -119,14 +119,14 @@ def adapt(
     )
     recipe = create("transforms", config.transform)
     batch = min(config.evaluate_batch, len(test))
-    _check_summary(model, next(iter(pictures.load([(np.arange(batch), Look(recipe))]))))  # as many as later: shapes are compiled for
+    _check_summary(model, next(iter(pictures.load([(np.arange(batch), View(recipe))]))))  # as many as later: shapes are compiled for
 
-    def summaries(rows: np.ndarray, look: Look) -> Float[Tensor, "N C"]:
+    def summaries(rows: np.ndarray, look: View) -> Float[Tensor, "N C"]:
         return embed(fabric, body, pictures, rows, look, batch=batch).clone()  # out of inference mode
 
-    centres = summaries(np.arange(len(test)), Look(recipe))
+    centres = summaries(np.arange(len(test)), View(recipe))
     seen = np.unique([place[int(row)] for support in supports for row in support])
-    views = [summaries(seen, Look(recipe, seed=seed, epoch=number)) for number in range(looks)] or [centres[_index(seen, fabric.device)]]
+    views = [summaries(seen, View(recipe, seed=seed, epoch=number)) for number in range(looks)] or [centres[_index(seen, fabric.device)]]
     stacked = torch.stack(views)  # (L, S, C)
 
     with torch.inference_mode():

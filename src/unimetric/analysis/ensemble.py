@@ -18,7 +18,7 @@ from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.model import place
-from unimetric.runs.rows import divided, readable
+from unimetric.runs.rows import make_split, readable
 from unimetric.spec import create
 
 
@@ -104,7 +104,7 @@ def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table
     for run, config in zip(runs, configs, strict=True):
         key = (config.split, config.seed, config.on_bad_picture)
         if key not in found:
-            found[key], _ = readable(config, table, getattr(divided(config, table), part, np.zeros(0, np.int64)))
+            found[key], _ = readable(config, table, getattr(make_split(config, table), part, np.zeros(0, np.int64)))
         rows = found[key]
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")

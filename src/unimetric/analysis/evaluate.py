@@ -21,7 +21,7 @@ from unimetric.metrics import interval, measure
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
 from unimetric.runs.folder import open_run, overridden
-from unimetric.runs.model import build_model, place, placing
+from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.rows import read_table, readable
 
 
@@ -61,7 +61,7 @@ def evaluate(
     else:
         config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
         config = overridden(config, overrides, run)
-    loss = placing(config, model.dim)
+    loss = loss_with_geometry(config, model.dim)
     fabric = open_fabric(config)
     table, split = read_table(config)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):

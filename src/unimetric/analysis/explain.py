@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.errors import UnimetricError
-from unimetric.images.loading import Look, Streamed
+from unimetric.images.loading import Streamed, View
 from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.folder import open_run
@@ -58,7 +58,7 @@ def explain(
     nowhere = np.zeros(len(names), np.int64)
     table = Table(paths=names, labels=nowhere, class_names=("",), train=nowhere)
     source = Streamed(table, device=fabric.device, mean=model.mean, std=model.std, workers=0)
-    look = Look(create("transforms", config.transform))
+    look = View(create("transforms", config.transform))
     with torch.inference_mode():
         squares = next(source.load([(np.arange(len(names)), look)]))
         maps = model.head.maps(model.backbone(squares)).float().cpu()  # (B, K, N)

@@ -19,12 +19,12 @@ from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
 from unimetric.runs.folder import open_run
-from unimetric.runs.model import placing
+from unimetric.runs.model import loss_with_geometry
 from unimetric.runs.rows import read_table
 from unimetric.splits.ood import distances, place_of
 
 
-def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: int = 300, side: int = 48) -> Path:
+def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: int = 300, side: int = 48) -> Path:
     """Write `gallery.npz` into a run folder. What a report shows of several runs on the same classes is the same queries and points.
 
     Args:
@@ -46,8 +46,8 @@ def look(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: i
     chosen = np.sort(rng.permutation(asks)[:queries])
     others = rng.permutation(len(rows))[:points]
     some = replace(test, query=np.isin(np.arange(len(rows)), chosen))
-    space = space_of(embeddings, some, np.arange(len(rows)), loss=placing(config, model.dim), geometry=config.geometry)
-    order = space.neighbours(min(neighbours, len(answers) - 1)).cpu().numpy()
+    space = space_of(embeddings, some, np.arange(len(rows)), loss=loss_with_geometry(config, model.dim), geometry=config.geometry)
+    order = space.neighbors(min(neighbours, len(answers) - 1)).cpu().numpy()
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]
     path = folder / "gallery.npz"
@@ -95,4 +95,4 @@ def look_where_missing(folders: list[Path]) -> None:
     """Look at every finished run in these folders, or one level below, that has no `gallery.npz` yet."""
     for folder in [each for top in folders for each in (top, *(sorted(top.iterdir()) if top.is_dir() else ()))]:
         if (folder / "done").is_file() and (folder / "model.safetensors").is_file() and not (folder / "gallery.npz").exists():
-            look(folder)
+            write_gallery(folder)

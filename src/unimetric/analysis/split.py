@@ -124,16 +124,16 @@ def make_splits(
     easy: list[Step] = []
     less: list[Step] = []
 
-    def told(steps: Any, kept: list[Step]) -> None:
+    def append_with_progress(steps: Any, kept: list[Step]) -> None:
         for step in steps:
             kept.append(step)
             if progress is not None:
                 progress(min(len(hard) + len(easy) + len(less), total - 1), total)
 
-    told(swapped(shift, start, swaps=swaps, count=count, plateau=plateau), hard)
-    told(swapped(shift, start, swaps=swaps, count=easier, history=30, reverse=True, plateau=plateau), easy)
+    append_with_progress(swapped(shift, start, swaps=swaps, count=count, plateau=plateau), hard)
+    append_with_progress(swapped(shift, start, swaps=swaps, count=easier, history=30, reverse=True, plateau=plateau), easy)
     if removal:
-        told(removed(shift, hard[-1], classes=swaps, code_removal=code_removal), less)
+        append_with_progress(removed(shift, hard[-1], classes=swaps, code_removal=code_removal), less)
     if progress is not None:
         progress(total, total)
     history = [*easy[::-1], *hard, *less]

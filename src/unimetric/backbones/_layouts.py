@@ -155,7 +155,7 @@ LAYOUTS = (
 )
 
 
-def recognise(state: State) -> Layout:
+def recognize(state: State) -> Layout:
     """The layout of a table of tensors, by its keys.
 
     >>> recognise({"patch_embed1.proj.weight": torch.zeros(1)}).name
@@ -181,7 +181,7 @@ def rename(state: State, rules: Rules) -> State:
 
 def to_timm(state: State, own: State) -> State:
     """Weights in any layout of a network that timm has, under timm's names. `own` is the network's state dict: what is wanted."""
-    layout = recognise(state)
+    layout = recognize(state)
     if layout.name == "torchvision MobileNet or EfficientNet":
         return _by_order(state, own)
     state = rename(state, layout.rules)
@@ -221,12 +221,12 @@ def _place(key: str) -> list[tuple[int, str]]:
 def torchvision_eps(state: State, name: str) -> float | None:
     """torchvision's BatchNorm has another epsilon than timm's in these networks, which no weight tells."""
     other = ("mobilenetv3", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7", "efficientnetv2")
-    return 1e-3 if recognise(state).name == "torchvision MobileNet or EfficientNet" and name.startswith(other) else None
+    return 1e-3 if recognize(state).name == "torchvision MobileNet or EfficientNet" and name.startswith(other) else None
 
 
 def to_segformer(state: State, own: State) -> State:
     """SegFormer's encoder, in the original layout or Hugging Face's, under the names of the transformers that is installed."""
-    state = rename(state, ((r"^segformer\.", ""), *recognise(state).rules))
+    state = rename(state, ((r"^segformer\.", ""), *recognize(state).rules))
     for key in [key for key in state if ".key_value." in key]:
         state[key.replace("key_value", "key")], state[key.replace("key_value", "value")] = state.pop(key).chunk(2)
     return rename(state, _TRANSFORMERS_5) if "stages.0.layer_norm.weight" in own else state
@@ -234,5 +234,5 @@ def to_segformer(state: State, own: State) -> State:
 
 def to_inception(state: State) -> State:
     """BN-Inception as converted from Caffe; the oldest conversions keep BatchNorm's vectors as rows."""
-    state = rename(state, recognise(state).rules)
+    state = rename(state, recognize(state).rules)
     return {key: value.flatten() if ".norm." in key and value.dim() == 2 else value for key, value in state.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unimetric.backbones._layouts import recognise
+from unimetric.backbones._layouts import recognize
 from unimetric.errors import UnimetricError
 
 
@@ -38,7 +38,7 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
         raise UnimetricError(f"{path}: no table of tensors in it", hint)
     for prefix in ("module.", "backbone.", "network."):  # what a training script, or a run of ours, puts in front of the network's names
         state = {key.removeprefix(prefix): value for key, value in state.items()}
-    layout = recognise(state)
+    layout = recognize(state)
     if backbone and layout.backbone != backbone and layout.sign:
         raise UnimetricError(
             f"{path}: these weights are laid out as {layout.name}, which `{backbone}` does not read",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
-from unimetric.backbones._layouts import recognise, to_inception
+from unimetric.backbones._layouts import recognize, to_inception
 from unimetric.backbones._weights import fill, read_weights
 
 # The table of the paper (its figure 5): width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and the projection after
@@ -62,7 +62,7 @@ class BnInception(nn.Module):
         for name, layer in layers.items():
             self.network.add_module(name, layer)
         if weights:
-            fill(self.network, to_inception(state), weights, layout=recognise(state).name)
+            fill(self.network, to_inception(state), weights, layout=recognize(state).name)
         self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
             freeze_batchnorm(self.network, affine=not train_affine)

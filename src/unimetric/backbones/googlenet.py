@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models import googlenet
 
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
-from unimetric.backbones._layouts import recognise
+from unimetric.backbones._layouts import recognize
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError
 
@@ -46,7 +46,7 @@ class GoogLeNet(nn.Module):
         layers = [(name, layer) for name, layer in whole.named_children() if name.startswith(("conv", "maxpool", "inception"))]
         self.network = nn.Sequential(OrderedDict(layers))
         if weights:
-            fill(self.network, state, weights, layout=recognise(state).name)
+            fill(self.network, state, weights, layout=recognize(state).name)
         self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
             freeze_batchnorm(self.network, affine=not train_affine)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unimetric.backbones._convnets import IMAGENET_MEAN, IMAGENET_STD, tokens_of
-from unimetric.backbones._layouts import recognise, to_segformer
+from unimetric.backbones._layouts import recognize, to_segformer
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
 
@@ -58,7 +58,7 @@ class Mit(nn.Module):
             if isinstance(module, nn.LayerNorm) and "attention" not in place and "patch_embeddings" not in place:
                 module.eps = 1e-6
         if weights:
-            fill(network, to_segformer(state, network.state_dict()), weights, layout=recognise(state).name)
+            fill(network, to_segformer(state, network.state_dict()), weights, layout=recognize(state).name)
         self.network = network
         self.channels: int = widths[-1]
 

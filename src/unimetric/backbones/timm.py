@@ -12,7 +12,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
-from unimetric.backbones._layouts import recognise, to_timm, torchvision_eps
+from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
 
@@ -71,7 +71,7 @@ class Timm(nn.Module):
             self._move_strides(name)
         if weights:
             own = self.network.state_dict()
-            fill(self.network, self._fit_positions(to_timm(state, own)), weights, layout=recognise(state).name)
+            fill(self.network, self._fit_positions(to_timm(state, own)), weights, layout=recognize(state).name)
             self._set_eps(torchvision_eps(state, name))
         self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:

@@ -8,29 +8,28 @@ B batch, D dimension, R references (the batch itself, or a memory).
 
 from __future__ import annotations
 
-from unimetric.geometry.draws import Dice, draw, seed_dice, uniform
-from unimetric.geometry.masks import few, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
+from unimetric.geometry.draws import CounterRNG, draw, seed_dice, uniform
+from unimetric.geometry.masks import compact_rows, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_pairs, compare, match
 from unimetric.geometry.poincare import poincare, to_ball
-from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, full, gram, unit
+from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, gram, unit, upcast_half
 from unimetric.geometry.triplets import BLOCK, CACHED, triplet_cosines, triplet_hinges
 
 __all__ = [
     "BLOCK",
     "CACHED",
-    "Dice",
+    "CounterRNG",
     "Memory",
     "Pairs",
     "Triplets",
     "as_pairs",
     "class_cosines",
+    "compact_rows",
     "compare",
     "cosines",
     "distances",
     "draw",
     "euclidean",
-    "few",
-    "full",
     "gram",
     "log1p_sum_exp",
     "log_sum_exp",
@@ -46,4 +45,5 @@ __all__ = [
     "triplet_hinges",
     "uniform",
     "unit",
+    "upcast_half",
 ]

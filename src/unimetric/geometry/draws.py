@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
-class Dice(nn.Module):
+class CounterRNG(nn.Module):
     """Uniform numbers from a hash of (seed, throw, row): the same on every device and every rank, and resumable.
 
     torch's generators are none of that: CPU and GPU draw differently, each rank would mine other triplets and so learn other proxies,
@@ -69,7 +69,7 @@ def _mix(x: Any) -> Any:
 
 def seed_dice(module: nn.Module, seed: int) -> None:
     """Give every dice below a module a sequence of its own, all from one seed."""
-    dice = [part for part in module.modules() if isinstance(part, Dice)]
+    dice = [part for part in module.modules() if isinstance(part, CounterRNG)]
     for number, part in enumerate(dice):
         part.state[0] = seed * 1_000_003 + number
 

@@ -21,7 +21,7 @@ from unimetric.errors import UnimetricError
 
 def gaussian(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m D D"]]:
     """Mean and unbiased covariance."""
-    mean, centred = centre(points)
+    mean, centred = center(points)
     return mean, centred.mT @ centred
 
 
@@ -49,7 +49,7 @@ def frechet_of_points(
         points: the sets of points.
         other_mean, other_covariance: of the other Gaussian.
     """
-    mean, centred = centre(points)
+    mean, centred = center(points)
     product = centred @ other_covariance.double() @ centred.mT
     return _assemble(mean, centred.square().sum((-2, -1)), other_mean, other_covariance, product)
 
@@ -104,7 +104,7 @@ def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) ->
     return ((both[:, :, size:] * scaled).sum((1, 2)) * norm[:, 0, 0].sqrt()).reshape(matrix.shape[:-2])
 
 
-def centre(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m P D"]]:
+def center(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m P D"]]:
     """Mean, and X with X^T X the covariance."""
     points = points.double()
     mean = points.mean(-2)
@@ -133,7 +133,7 @@ def frechet_distance(points: Float[Tensor, "*m P D"], others: Float[Tensor, "*m 
     for one in (points, others):
         if one.shape[-2] < 2:
             raise UnimetricError(f"a Gaussian of {one.shape[-2]} point(s) has no covariance", "give two points (or classes) at least")
-    (mean, own), (other_mean, other) = centre(points), centre(others)
+    (mean, own), (other_mean, other) = center(points), center(others)
     spread = own.square().sum((-2, -1)) + other.square().sum((-2, -1))
     dim = own.shape[-1]
     if own.shape[-2] * other.shape[-2] <= dim * dim:

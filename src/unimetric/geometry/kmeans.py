@@ -22,12 +22,12 @@ class Clusters:
     """What k-means found.
 
     Args:
-        centres: (K, D).
+        centers: (K, D).
         cluster: (N,) which centre is nearest; the lower one of equals.
         objective: sum of squared distances to the nearest centre.
     """
 
-    centres: Float[Tensor, "K D"]
+    centers: Float[Tensor, "K D"]
     cluster: Int[Tensor, "N"]
     objective: Float[Tensor, ""]
 

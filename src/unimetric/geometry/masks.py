@@ -41,7 +41,7 @@ def masked_min(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float
     return torch.where(mask, values, math.inf).amin(-1)
 
 
-def few(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
+def compact_rows(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
     """The entries that count, moved to the front of each row, with as many columns as any row needs; as they are where that does not pay.
 
     Positives are few: whatever is done to them need not be done to the whole matrix. Only a CPU counts them without waiting, and a graph

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unimetric.geometry.prefilter import PEAK, above, applies, nth, sift
+from unimetric.geometry.prefilter import PEAK, above, applies, nth, prefilter_neighbors
 
 #: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
 _ROWS, _COLUMNS = 128, 256
@@ -42,7 +42,7 @@ def nearest(
     """
     worth = asking is answering and asking.device.type == "cpu" and k <= 64 and len(asking) >= 2 * _SIDE and 64 * k * len(asking) <= memory
     if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
-        sifted = sift(asking, k) if applies(asking, k, memory) else None
+        sifted = prefilter_neighbors(asking, k) if applies(asking, k, memory) else None
         if sifted is None:
             yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // PEAK * PEAK))
         else:

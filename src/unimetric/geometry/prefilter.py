@@ -46,7 +46,7 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     return able and kind and k <= 32 and len(points) >= 4 * _SIDE and bytes_ <= memory
 
 
-def sift(
+def prefilter_neighbors(
     points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
     """The k nearest of all others for every point: scores, places, and which points this is proven for. Equal scores go by place.
@@ -102,7 +102,7 @@ class _Block:
         score = torch.ops.quantized.linear(self.rounded, other._packed, step, -128)
         return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() would copy
 
-    def doubt(self, other: _Block, step: float) -> Float[Tensor, "R"]:
+    def error_bound(self, other: _Block, step: float) -> Float[Tensor, "R"]:
         """How far a row's score with any point of another block may lie above its code.
 
         That is the bound, a thousandth more since these norms are rounded too, what float32 may add to a score, and the step of a code.
@@ -159,13 +159,13 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
         block = _Block.of(points[rows], least)
         best = block.codes(known, step).unflatten(1, (PEAK, -1)).amax(1).topk(rank).values.float()
         codes.append(best[:, -1])
-        likely += int((step * (best[:, math.ceil(k / _SAMPLE) - 1] - best[:, -1]) > block.doubt(block, step)).sum())
+        likely += int((step * (best[:, math.ceil(k / _SAMPLE) - 1] - best[:, -1]) > block.error_bound(block, step)).sum())
     if likely < 2 / 3 * len(points):
         return None
     # The rows of a peak share their lowest bar, so they should have bars alike.
     order = [rows[code.argsort()] for rows, code in zip(order, codes, strict=True)]
     blocks = [_Block.of(points[rows], least) for rows in order]
-    doubts = [torch.stack([block.doubt(other, step) for other in blocks], 1) for block in blocks]
+    doubts = [torch.stack([block.error_bound(other, step) for other in blocks], 1) for block in blocks]
     ceilings = [
         # A code of -128 is never above a bar, and may be as high as the doubt of it: so no ceiling is lower than that.
         torch.maximum(step * (code.sort().values + 128) + doubt.mean(1), doubt.amax(1))

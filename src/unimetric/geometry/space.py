@@ -214,13 +214,15 @@ class Space:
         """Say how deep metrics are going to look, so that the first search is deep enough for all of them."""
         self._expected = max(self._expected, k)
 
-    def neighbours(self, k: int) -> Int[Tensor, "Q K"]:
+    def neighbors(self, k: int) -> Int[Tensor, "Q K"]:
         """The k nearest gallery items of every query, nearest first, as rows of the space; -1 where there are no more.
 
         Args:
             k: how many; at most all of the gallery.
         """
         return torch.cat([torch.where(near >= 0, self.gallery[near], -1) for _, near in self._search(k)])
+
+    neighbours = neighbors  # the old spelling
 
     def _search(self, k: int) -> Iterator[tuple[int, Int[Tensor, "R K"]]]:
         if not 0 < k <= self.answers:

@@ -94,7 +94,7 @@ def _full_product(u: Tensor, v: Tensor) -> Tensor:
     return product if product.dtype == u.dtype else product.to(u.dtype)
 
 
-def full(x: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+def upcast_half(x: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
     """Half precision as float32, anything else as it is.
 
     The engine hands losses float32. Whoever calls one with bfloat16 or float16 would lose small distances, and the sums overflow.

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, match
-from unimetric.geometry.sphere import full, unit
+from unimetric.geometry.sphere import unit, upcast_half
 
 #: Numbers in the largest (B, M, R) block that is made where there is a choice: 64 MiB of float32.
 BLOCK = 2**24
@@ -90,8 +90,8 @@ def triplet_cosines(
     The miner sees the whole matrix without gradient. The few that it chose are made again from their vectors, so that no B x R matrix
     goes through the backward pass. An anchor that is its own positive or negative has the similarity 1, without gradient.
     """
-    anchors = unit(full(embeddings))
-    references = anchors if memory is None else unit(full(memory.embeddings))
+    anchors = unit(upcast_half(embeddings))
+    references = anchors if memory is None else unit(upcast_half(memory.embeddings))
     pairs = match(labels, memory, dim=anchors.shape[-1])
     mined = miner(anchors.detach() @ references.detach().T, pairs)
     rows = anchors.index_select(0, mined.anchor)

@@ -121,7 +121,7 @@ def _random_box(recipe: Recipe, height: np.ndarray, width: np.ndarray, dice: np.
     )
 
 
-def centre_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
+def center_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
     """The centre of each picture, after its short side is resized."""
     height, width = _resized(sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64), recipe.resize)
     count = len(sizes)

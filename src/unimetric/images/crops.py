@@ -85,7 +85,7 @@ def squares(
     horizontal = _filters(left, wide, left_low, left_high, columns, recipe, flip).to(dtype)  # (B, S, W)
     narrow = pictures.reshape(count, 3 * canvas[0], canvas[1]) @ horizontal.transpose(1, 2)
     images = vertical[:, None] @ narrow.view(count, 3, canvas[0], recipe.size)
-    return colour(images.clamp(0, 255), plan, mean, std, recipe)
+    return color(images.clamp(0, 255), plan, mean, std, recipe)
 
 
 def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tensor, recipe: Recipe, flip: Tensor) -> Float[Tensor, "B S L"]:
@@ -107,7 +107,7 @@ def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tenso
     return weight / torch.where(total.abs() < 1e-6, 1, total)
 
 
-def colour(
+def color(
     images: Float[Tensor, "B 3 S S"], plan: Float[Tensor, "16 B"], mean: Tensor, std: Tensor, recipe: Recipe
 ) -> Float[Tensor, "B 3 S S"]:
     """Convert a batch of values from 0 to 255 to grayscale where drawn, jitter its colors and normalize it, in float32.

@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from unimetric.errors import UnimetricError
-from unimetric.images.boxes import Draws, centre_draws, random_draws
-from unimetric.images.crops import colour, crop_one, plan_of, squares
+from unimetric.images.boxes import Draws, center_draws, random_draws
+from unimetric.images.crops import color, crop_one, plan_of, squares
 from unimetric.images.pack import decode, located, opened
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Table
-from unimetric.images.workers import apart, held_back
+from unimetric.images.workers import block_signals, isolate_worker
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Look:
+class View:
     """How to look at some pictures: at their centre, or at what an epoch's dice give.
 
     Args:
@@ -43,11 +43,11 @@ class Look:
     def draws(self, rows: np.ndarray, sizes: np.ndarray) -> Draws:
         """What happens to each picture; colours do not depend on `sizes` (B, 2), boxes do."""
         if self.epoch is None:
-            return centre_draws(self.recipe, sizes)
+            return center_draws(self.recipe, sizes)
         return random_draws(self.recipe, sizes, rows, seed=self.seed, epoch=self.epoch, view=self.view)
 
 
-Request = tuple[np.ndarray, Look]
+Request = tuple[np.ndarray, View]
 
 
 def open_pictures(
@@ -181,7 +181,7 @@ class Streamed:
         self.paths, self.device, self.workers = table.paths, device, workers
         self.mean, self.std = (torch.tensor(value, device=device).view(1, 3, 1, 1) for value in (mean, std))
 
-    def __getitem__(self, item: tuple[int, Look]) -> Tensor | UnimetricError:
+    def __getitem__(self, item: tuple[int, View]) -> Tensor | UnimetricError:
         row, look = item
         try:
             picture = decode(self.paths[row])
@@ -194,7 +194,7 @@ class Streamed:
         """Squares (B, 3, S, S), normalised, for one request after another."""
         asked: list[Request] = []  # what the loader has taken, and has not given yet
 
-        def batches() -> Iterator[list[tuple[int, Look]]]:
+        def batches() -> Iterator[list[tuple[int, View]]]:
             for rows, look in requests:
                 asked.append((rows, look))
                 views = np.broadcast_to(look.view, len(rows))
@@ -205,11 +205,11 @@ class Streamed:
             batch_sampler=batches(),
             num_workers=self.workers,
             collate_fn=_stack,
-            worker_init_fn=apart,
+            worker_init_fn=isolate_worker,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # a loader draws when it starts, and a run that goes on starts one more: not from the model's dice
         )
-        with held_back():
+        with block_signals():
             arriving = iter(loader)  # its workers start here
         for images in arriving:
             if isinstance(images, UnimetricError):
@@ -219,7 +219,7 @@ class Streamed:
             plan = torch.from_numpy(plan_of(look.draws(rows, ones), ones)).to(self.device)
             images = images.to(self.device, non_blocking=True)
             images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
-            yield colour(images, plan, self.mean, self.std, look.recipe)
+            yield color(images, plan, self.mean, self.std, look.recipe)
 
 
 def _whole(flat: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Workers that start in here do not hear a signal before they are `apart`; the run hears it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -24,7 +24,7 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def apart(worker: int) -> None:
+def isolate_worker(worker: int) -> None:
     """In a group of its own: a signal to all is the run's to answer, which saves itself first and would end if a worker died of it."""
     if not hasattr(os, "setpgid"):  # Windows
         return

@@ -10,7 +10,7 @@ from unimetric.errors import UnimetricError
 from unimetric.spec import create
 
 
-def mining(loss: Any, miner: str | nn.Module | None) -> Any:
+def resolve_miner(loss: Any, miner: str | nn.Module | None) -> Any:
     """The miner that a loss uses: the one it is given, or its paper's. One whose tuples the loss cannot read is refused.
 
     A loss says `default_miner = "..."` and `reads = (Pairs, Triplets)`; a miner says `gives = Triplets`.

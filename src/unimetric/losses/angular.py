@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, match, unit
+from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, match, unit, upcast_half
 
 
 class Angular(nn.Module):
@@ -47,10 +47,10 @@ class Angular(nn.Module):
     def __init__(self, *, alpha: float = 45.0, weight: float = 2.0, nu: float = 0.005) -> None:
         super().__init__()
         self.alpha, self.weight, self.nu = alpha, weight, nu
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        raw = full(embeddings)
+        raw = upcast_half(embeddings)
         lengths = torch.linalg.vector_norm(raw, dim=-1)
         inverse = lengths.clamp_min(1e-6).reciprocal()[:, None]
         pairs = match(labels, memory, dim=raw.shape[-1])
@@ -62,7 +62,7 @@ class Angular(nn.Module):
             similarity = product * inverse * inverse.T
             partners = similarity.index_select(0, positive)  # (B, R): of each anchor's positive
         else:
-            references, others = full(memory.embeddings), unit(full(memory.embeddings))
+            references, others = upcast_half(memory.embeddings), unit(upcast_half(memory.embeddings))
             product, similarity = raw @ references.T, anchors @ others.T
             partners = others.index_select(0, positive) @ others.T
 

@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, compact_rows, compare, log_sum_exp, masked_mean, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class Circle(nn.Module):
@@ -42,12 +42,12 @@ class Circle(nn.Module):
     def __init__(self, *, margin: float = 0.4, scale: float = 80.0, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.scale = margin, scale
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         pairs = self.miner(similarity.detach(), pairs)
-        near, counted = few(similarity, pairs.positive)
+        near, counted = compact_rows(similarity, pairs.positive)
         pull = (1 + self.margin - near.detach()).relu() * (1 - self.margin - near)  # (B, M)
         push = (similarity.detach() + self.margin).relu() * (similarity - self.margin)  # (B, R)
         both = log_sum_exp(self.scale * pull, counted) + log_sum_exp(self.scale * push, pairs.negative)  # (B,)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, triplet_cosines
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, triplet_cosines, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class Contrastive(nn.Module):
@@ -58,7 +58,7 @@ class Contrastive(nn.Module):
     ) -> None:
         super().__init__()
         self.margin, self.positive_margin, self.active_only, self.cosine = margin, positive_margin, active_only, cosine
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         if self.miner.gives is Triplets:
@@ -66,7 +66,7 @@ class Contrastive(nn.Module):
             positive = negative = mined.valid
             pulled = mined.valid & (near < 1)  # excludes an anchor that is its own positive; `positive` counts it
         else:
-            similarity, pairs = compare(full(embeddings), labels, memory)
+            similarity, pairs = compare(upcast_half(embeddings), labels, memory)
             mined = self.miner(similarity.detach(), pairs)
             near = far = similarity
             positive, pulled, negative = mined.positive, mined.positive, mined.negative

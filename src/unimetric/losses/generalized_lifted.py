@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, few, full, gram, log_sum_exp, masked_mean, match
+from unimetric.geometry import Memory, compact_rows, gram, log_sum_exp, masked_mean, match, upcast_half
 
 
 class GeneralizedLifted(nn.Module):
@@ -43,17 +43,17 @@ class GeneralizedLifted(nn.Module):
         self.margin, self.nu = margin, nu
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings = full(embeddings)
+        embeddings = upcast_half(embeddings)
         lengths = torch.linalg.vector_norm(embeddings, dim=-1)
         if memory is None:
             product, reference_lengths = gram(embeddings), lengths
         else:
-            references = full(memory.embeddings)
+            references = upcast_half(memory.embeddings)
             product, reference_lengths = embeddings @ references.T, torch.linalg.vector_norm(references, dim=-1)
         square = lengths.square()[:, None] + reference_lengths.square() - 2 * product
         distance = square.clamp_min(0).add(1e-8).sqrt()  # (B, R); the slope is at most 1e4 if two embeddings coincide
         pairs = match(labels, memory, dim=embeddings.shape[-1])
-        pull = log_sum_exp(*few(distance, pairs.positive))  # (B,)
+        pull = log_sum_exp(*compact_rows(distance, pairs.positive))  # (B,)
         push = log_sum_exp(self.margin - distance, pairs.negative)
         lifted = masked_mean((pull + push).relu(), pairs.positive.any(-1))
         return lifted + self.nu * lengths.mean()

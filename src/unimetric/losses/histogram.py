@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Memory, compare, full
+from unimetric.geometry import Memory, compare, upcast_half
 
 
 class Histogram(nn.Module):
@@ -46,7 +46,7 @@ class Histogram(nn.Module):
         self.nodes = nodes
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         position = (similarity + 1) * ((self.nodes - 1) / 2)
         node = position.detach().floor().clamp(0, self.nodes - 2)
         counted = pairs.positive | pairs.negative

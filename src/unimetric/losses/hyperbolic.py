@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Memory, cosines, full, match, poincare, to_ball
+from unimetric.geometry import Memory, cosines, match, poincare, to_ball, upcast_half
 
 
 class Hyperbolic(nn.Module):
@@ -55,7 +55,7 @@ class Hyperbolic(nn.Module):
         self.temperature, self.curvature, self.clip, self.average = temperature, curvature, clip, average
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings = full(embeddings)
+        embeddings = upcast_half(embeddings)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
         score = self._closeness(embeddings, None if memory is None else memory.embeddings) / self.temperature  # (B, R)
         view = _views(labels if memory is None else torch.where(memory.valid, memory.labels, -1))  # (R,)

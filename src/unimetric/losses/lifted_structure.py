@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, distances, full, log_sum_exp, masked_mean, match
+from unimetric.geometry import Memory, distances, log_sum_exp, masked_mean, match, upcast_half
 
 
 class LiftedStructure(nn.Module):
@@ -37,12 +37,12 @@ class LiftedStructure(nn.Module):
         self.margin = margin
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings = full(embeddings)
+        embeddings = upcast_half(embeddings)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
-        distance = distances(embeddings, embeddings if memory is None else full(memory.embeddings))  # (B, R)
+        distance = distances(embeddings, embeddings if memory is None else upcast_half(memory.embeddings))  # (B, R)
         push = others = log_sum_exp(self.margin - distance, pairs.negative)  # (B,)
         if memory is not None:
-            ring = full(memory.embeddings).detach()
+            ring = upcast_half(memory.embeddings).detach()
             negative = (memory.labels[:, None] != memory.labels[None, :]) & memory.valid
             others = log_sum_exp(self.margin - distances(ring, ring), negative)  # (R,)
         hinge = (torch.logaddexp(push[:, None], others[None, :]) + distance).relu()

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, triplet_cosines
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, triplet_cosines, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class Margin(nn.Module):
@@ -63,7 +63,7 @@ class Margin(nn.Module):
         super().__init__()
         self.margin, self.nu, self.or_count, self.lr = margin, nu, or_count, lr
         self.beta = nn.Parameter(torch.full((num_classes or 1,), float(beta)), requires_grad=learn_beta)
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         beta = self.beta.gather(0, labels) if len(self.beta) > 1 else self.beta.expand(len(labels))
@@ -74,7 +74,7 @@ class Margin(nn.Module):
             positive = negative = mined.valid
             anchors = torch.where(mined.valid, boundary, 0).sum()
         else:
-            similarity, pairs = compare(full(embeddings), labels, memory)
+            similarity, pairs = compare(upcast_half(embeddings), labels, memory)
             mined = self.miner(similarity.detach(), pairs)
             beyond = euclidean(similarity) - beta[:, None]
             pull, push = beyond + self.margin, self.margin - beyond

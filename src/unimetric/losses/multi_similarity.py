@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compare, few, full, log1p_sum_exp, masked_mean
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compact_rows, compare, log1p_sum_exp, masked_mean, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class MultiSimilarity(nn.Module):
@@ -55,13 +55,13 @@ class MultiSimilarity(nn.Module):
     ) -> None:
         super().__init__()
         self.alpha, self.beta, self.base, self.kept_only = alpha, beta, base, kept_only
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)  # (B, R)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)  # (B, R)
         mined = self.miner(similarity.detach(), pairs)
         pairs = as_pairs(mined, pairs) if isinstance(mined, Triplets) else mined
-        near, counted = few(similarity, pairs.positive)
+        near, counted = compact_rows(similarity, pairs.positive)
         pull = log1p_sum_exp(-self.alpha * (near - self.base), counted) / self.alpha  # (B,)
         push = log1p_sum_exp(self.beta * (similarity - self.base), pairs.negative) / self.beta
         kept = pairs.positive.any(-1) & pairs.negative.any(-1)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Dice, Memory, draw, full, gram, log_sum_exp, masked_mean, match
+from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, masked_mean, match, upcast_half
 
 
 class NPair(nn.Module):
@@ -46,11 +46,11 @@ class NPair(nn.Module):
     def __init__(self, *, nu: float = 0.005, scale: float = 1.0, all_positives: bool = False) -> None:
         super().__init__()
         self.nu, self.scale, self.all_positives = nu, scale, all_positives
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings = full(embeddings) if self.scale == 1 else full(embeddings) * self.scale
-        references = embeddings if memory is None else full(memory.embeddings) * self.scale
+        embeddings = upcast_half(embeddings) if self.scale == 1 else upcast_half(embeddings) * self.scale
+        references = embeddings if memory is None else upcast_half(memory.embeddings) * self.scale
         product = gram(embeddings) if memory is None else embeddings @ references.T  # (B, R)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
         rivals = log_sum_exp(product, pairs.negative)  # (B,)

@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unimetric.geometry import Memory, Pairs, compare, few, full, log_sum_exp, masked_mean
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, compact_rows, compare, log_sum_exp, masked_mean, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class NTXent(nn.Module):
@@ -41,12 +41,12 @@ class NTXent(nn.Module):
     def __init__(self, *, temperature: float = 0.1, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.temperature = temperature
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         pairs = self.miner(similarity.detach(), pairs)
         logits = similarity * (1 / self.temperature)  # (B, R)
         rivals = log_sum_exp(logits, pairs.negative)  # (B,)
-        near, counted = few(logits, pairs.positive)
+        near, counted = compact_rows(logits, pairs.positive)
         return masked_mean(softplus(rivals[:, None] - near), counted)

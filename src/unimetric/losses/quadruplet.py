@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Memory, Triplets, draw, euclidean, full, masked_mean, match, unit
-from unimetric.losses._mining import mining
+from unimetric.geometry import CounterRNG, Memory, Triplets, draw, euclidean, masked_mean, match, unit, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class Quadruplet(nn.Module):
@@ -44,12 +44,12 @@ class Quadruplet(nn.Module):
     def __init__(self, *, margin: float = 0.2, second_margin: float = 0.2, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.second_margin = margin, second_margin
-        self.miner = mining(self, miner)
-        self.dice = Dice(2)  # other random numbers than those of the miner
+        self.miner = resolve_miner(self, miner)
+        self.dice = CounterRNG(2)  # other random numbers than those of the miner
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        anchors = unit(full(embeddings))
-        references, names = (anchors, labels) if memory is None else (unit(full(memory.embeddings)), memory.labels)
+        anchors = unit(upcast_half(embeddings))
+        references, names = (anchors, labels) if memory is None else (unit(upcast_half(memory.embeddings)), memory.labels)
         pairs = match(labels, memory, dim=anchors.shape[-1])
         mined = self.miner(anchors.detach() @ references.detach().T, pairs)
         neither = pairs.negative[mined.anchor] & (names[mined.negative][:, None] != names[None, :])  # (T, R)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import BLOCK, CACHED, Memory, compare, full
+from unimetric.geometry import BLOCK, CACHED, Memory, compare, upcast_half
 
 
 class SmoothAP(nn.Module):
@@ -43,7 +43,7 @@ class SmoothAP(nn.Module):
         self.temperature = temperature
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         lost, _ = _lost(similarity, pairs.positive, pairs.negative, self.temperature)
         return lost
 

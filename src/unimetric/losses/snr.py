@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, full, masked_mean, match, triplet_hinges, unit
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, Triplets, masked_mean, match, triplet_hinges, unit, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class SNR(nn.Module):
@@ -45,11 +45,11 @@ class SNR(nn.Module):
     def __init__(self, *, margin: float = 0.2, nu: float = 0.005, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.nu = margin, nu
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        anchors = unit(full(embeddings))
-        references = anchors if memory is None else unit(full(memory.embeddings))
+        anchors = unit(upcast_half(embeddings))
+        references = anchors if memory is None else unit(upcast_half(memory.embeddings))
         mined = self.miner(anchors.detach() @ references.detach().T, match(labels, memory, dim=anchors.shape[-1]))
         # With the means removed, variances are squared lengths, and their D - 1 cancel in the ratio.
         signal = anchors - anchors.mean(-1, keepdim=True)

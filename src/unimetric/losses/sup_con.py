@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, compare, full, log_sum_exp, masked_max, masked_mean, masked_sum
+from unimetric.geometry import Memory, compare, log_sum_exp, masked_max, masked_mean, masked_sum, upcast_half
 
 
 class SupCon(nn.Module):
@@ -45,7 +45,7 @@ class SupCon(nn.Module):
         self.temperature, self.pairwise = temperature, pairwise
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         logits = similarity * (1 / self.temperature)  # (B, R)
         count = pairs.positive.sum(-1)  # (B,)
         if not self.pairwise:

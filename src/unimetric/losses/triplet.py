@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, full, masked_mean, triplet_cosines, triplet_hinges
-from unimetric.losses._mining import mining
+from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, masked_mean, triplet_cosines, triplet_hinges, upcast_half
+from unimetric.losses._mining import resolve_miner
 
 
 class Triplet(nn.Module):
@@ -46,14 +46,14 @@ class Triplet(nn.Module):
     ) -> None:
         super().__init__()
         self.margin, self.squared, self.active_only = margin, squared, active_only
-        self.miner = mining(self, miner)
+        self.miner = resolve_miner(self, miner)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         if self.miner.gives is Triplets:
             mined, near, far = triplet_cosines(self.miner, embeddings, labels, memory)
             hinge = (2 * (far - near) if self.squared else euclidean(near) - euclidean(far)) + self.margin
             return masked_mean(hinge.relu(), mined.valid & (hinge > 0) if self.active_only else mined.valid)
-        similarity, pairs = compare(full(embeddings), labels, memory)
+        similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         mined = self.miner(similarity.detach(), pairs)
         distance = 2 - 2 * similarity if self.squared else euclidean(similarity)
         total, active, every = triplet_hinges(distance, distance, mined, self.margin)

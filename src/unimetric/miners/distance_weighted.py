@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Pairs, Triplets, draw
+from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
 
 
 class DistanceWeighted(nn.Module):
@@ -40,7 +40,7 @@ class DistanceWeighted(nn.Module):
     def __init__(self, *, cutoff: float = 0.5, upper_cutoff: float | None = None) -> None:
         super().__init__()
         self.cutoff, self.upper_cutoff = cutoff, upper_cutoff
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         square = (2 - 2 * similarity.float()).clamp_min(max(self.cutoff**2, 1e-8))

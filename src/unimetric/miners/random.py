@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Pairs, Triplets, draw
+from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
 
 
 class Random(nn.Module):
@@ -30,7 +30,7 @@ class Random(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         rows = len(similarity)

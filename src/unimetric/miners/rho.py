@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Dice, Pairs, Triplets, draw
+from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
 from unimetric.spec import create
 
 
@@ -52,7 +52,7 @@ class Rho(nn.Module):
                 f"rho: `miner` must give Triplets, but {type(self.miner).__name__} gives {self.miner.gives.__name__}",
                 "omit `miner`, or use `rho(miner='distance_weighted')`",
             )
-        self.dice = Dice(1)  # other random numbers than those of `miner`
+        self.dice = CounterRNG(1)  # other random numbers than those of `miner`
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         mined = self.miner(similarity, pairs)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.geometry import Dice, Pairs, Triplets, draw, masked_max, masked_min
+from unimetric.geometry import CounterRNG, Pairs, Triplets, draw, masked_max, masked_min
 
 
 class Softhard(nn.Module):
@@ -32,7 +32,7 @@ class Softhard(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         rows = len(similarity)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Dice, Pairs, Triplets, draw, unit
+from unimetric.geometry import CounterRNG, Pairs, Triplets, draw, unit
 from unimetric.objectives import Output
 from unimetric.spec import create
 
@@ -120,7 +120,7 @@ class Diva(nn.Module):
         self.shared, self.own, self.intra, self.rho = shared, own, intra, rho
         self.temperature, self.momentum, self.half_keys = temperature, momentum, half_keys
         self.permuted, self.column_weights = within is None, column_weights
-        self.dice = Dice(3)  # not the numbers of the miners
+        self.dice = CounterRNG(3)  # not the numbers of the miners
         self.teacher: Any = None
         self.student: list[Any] = []  # in a list, so that the model's weights do not become the objective's
         self.register_buffer("keys", torch.zeros(queue * batch_size, dim))
@@ -169,7 +169,7 @@ class Diva(nn.Module):
         slots = torch.arange(len(self.keys), device=key.device)
         valid = slots < filled
         memory = query @ self.keys.clone().T  # a copy: the queue is written before the backward pass reads it
-        weights = rarity(memory.detach(), valid, dim=query.shape[1], columns=self.column_weights)
+        weights = inverse_density_weights(memory.detach(), valid, dim=query.shape[1], columns=self.column_weights)
         others = torch.where(valid, weights * memory, torch.finfo(memory.dtype).min / 4 * self.temperature)
         logits = torch.cat([(query * key).sum(1, keepdim=True), others], 1) / self.temperature
         self.keys.index_copy_(0, (place + slots[: len(key)]) % len(self.keys), key.to(self.keys.dtype))
@@ -186,7 +186,7 @@ class Diva(nn.Module):
             mine.copy_(theirs)
 
 
-def rarity(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int, columns: bool = False) -> Float[Tensor, "B M"]:
+def inverse_density_weights(similarity: Float[Tensor, "B M"], valid: Tensor, *, dim: int, columns: bool = False) -> Float[Tensor, "B M"]:
     """Compute weights that are inverse to the density of distances on the sphere.
 
     Weights sum to 1 per row, or per column with `columns=True`. They are equal if all distances are
@@ -235,7 +235,7 @@ class _Within(nn.Module):
     def __init__(self, *, distinct: bool = False) -> None:
         super().__init__()
         self.distinct = distinct
-        self.dice = Dice()
+        self.dice = CounterRNG()
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         rows = len(similarity)

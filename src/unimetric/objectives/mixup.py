@@ -10,7 +10,7 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Dice
+from unimetric.geometry import CounterRNG
 from unimetric.objectives import Output
 from unimetric.spec import create
 
@@ -63,7 +63,7 @@ class Mixup(nn.Module):
         if alpha <= 0:
             raise UnimetricError(f"`alpha` of the objective `mixup` must be above 0, not {alpha}", "write `mixup(alpha=2.0)`")
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
-        self.dice = Dice(3)  # not the numbers of the miner
+        self.dice = CounterRNG(3)  # not the numbers of the miner
         levels = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
         self.register_buffer("quantiles", torch.from_numpy(betaincinv(alpha, alpha, levels.numpy())).float(), persistent=False)
         self.register_buffer("choices", torch.tensor(stages), persistent=False)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import cosines, full
+from unimetric.geometry import cosines, upcast_half
 from unimetric.objectives import Output
 from unimetric.spec import create
 
@@ -76,12 +76,12 @@ class S2SD(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
-        features = full(output.features)
+        features = upcast_half(output.features)
         if self.pool_aggr:
-            features = features + full(output.tokens[:, 1:].amax(1))
+            features = features + upcast_half(output.tokens[:, 1:].amax(1))
         # With twenty million weights for about a hundred images, these products would dominate the step in float32.
         with torch.autocast(features.device.type, dtype=torch.bfloat16, enabled=self.half_targets and features.is_cuda):
-            targets = [full(target(features)) for target in self.targets]
+            targets = [upcast_half(target(features)) for target in self.targets]
         own = [loss(target, labels) for loss, target in zip(self.losses, targets, strict=True)]
         teachers = [cosines(target.detach()) for target in (*targets, features)]
         likeness = distillation(cosines(output.embeddings), torch.stack(teachers), temperature=self.temperature)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Dice, full
+from unimetric.geometry import CounterRNG, upcast_half
 from unimetric.objectives import Output
 from unimetric.spec import create
 
@@ -70,12 +70,12 @@ class UniformPrior(nn.Module):
         self.weight, self.every, self.on_embedding = weight, every, on_embedding
         self.discriminator = _Discriminator(self.chunk, hidden)
         self.optimizers = {"discriminator": torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(0.5, 0.999))}
-        self.dice = Dice(3)  # not the numbers of the miner
+        self.dice = CounterRNG(3)  # not the numbers of the miner
         self.steps = 0
         self.seen: Tensor | None = None  # what the discriminator learns from after the step
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
-        chunks = full(output.embeddings if self.on_embedding else output.features).reshape(-1, self.chunk)
+        chunks = upcast_half(output.embeddings if self.on_embedding else output.features).reshape(-1, self.chunk)
         self.seen = chunks.detach()
         return {
             "loss": self.loss(output.embeddings, labels),

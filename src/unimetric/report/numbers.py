@@ -60,8 +60,8 @@ def methods(records: list[Record]) -> list[Method]:
     """Runs put together, each method with a name: as the study calls it, or the settings that differ."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        groups[json.dumps(_essence(record), sort_keys=True)].append(record)
-    essences = [_essence(runs[0]) for runs in groups.values()]
+        groups[json.dumps(_method_settings(record), sort_keys=True)].append(record)
+    essences = [_method_settings(runs[0]) for runs in groups.values()]
     values: dict[str, set[str]] = defaultdict(set)
     for essence in essences:
         for key, value in essence.items():
@@ -75,7 +75,7 @@ def methods(records: list[Record]) -> list[Method]:
     return found
 
 
-def _essence(record: Record) -> dict[str, Any]:
+def _method_settings(record: Record) -> dict[str, Any]:
     # A run of before a setting was there had what is its default now.
     settings = asdict(RunConfig()) | record.settings
     carried_out = _CARRIED_OUT - record.labels.keys()  # a study of precisions compares them
@@ -219,7 +219,7 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
     names: dict[tuple[str, str], str] = {}
     for method in found:
         # By its settings: two studies may give one name to different methods.
-        essence = {key: value for key, value in _essence(method.runs[0]).items() if key not in ("dataset", "split")}
+        essence = {key: value for key, value in _method_settings(method.runs[0]).items() if key not in ("dataset", "split")}
         place = method.task[0], json.dumps(essence, sort_keys=True)
         names.setdefault(place, method.name)
         for run in method.runs:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unimetric.config import RunConfig
 from unimetric.geometry.space import Space
-from unimetric.images.loading import Look, Progress, open_pictures
+from unimetric.images.loading import Progress, View, open_pictures
 from unimetric.images.table import Table
 from unimetric.runs.device import Fabric
 from unimetric.runs.model import place
@@ -20,7 +20,7 @@ from unimetric.spec import create
 
 @torch.inference_mode()
 def embed(
-    fabric: Fabric, model: Any, pictures: Any, rows: np.ndarray, look: Look, *, batch: int, progress: Progress | None = None
+    fabric: Fabric, model: Any, pictures: Any, rows: np.ndarray, look: View, *, batch: int, progress: Progress | None = None
 ) -> Float[Tensor, "N D"]:
     """Raw embeddings of some rows, in their order, float32 on the device; shared out over the ranks."""
     was_training = model.training
@@ -60,7 +60,7 @@ def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, pr
     model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
     options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
     pictures = open_pictures(table, device=fabric.device, progress=progress, **options)
-    look = Look(create("transforms", config.transform))
+    look = View(create("transforms", config.transform))
     return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
 
 

@@ -111,7 +111,7 @@ def _head_at_test_time(own: str, given: str, run: str | Path) -> str:
 _BEGUN = (".lock", ".config.toml.")
 
 
-def refuse_other(config: RunConfig, folder: Path) -> None:
+def check_same_run(config: RunConfig, folder: Path) -> None:
     """See that a folder is free, or this run's own."""
     if (folder / "config.toml").exists():
         other = load(folder / "config.toml")
@@ -126,7 +126,7 @@ def refuse_other(config: RunConfig, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
+def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
     """Make the run folder and lock it for this process. At the end, add the peak memory to `environment.json`.
 
     Args:
@@ -148,7 +148,7 @@ def claim(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[
         "threads": torch.get_num_threads(),
         "run_id": config.run_id,
     }
-    with _alone(folder):
+    with _file_lock(folder):
         write_text(folder / "config.toml", config.dump())  # first: by it the folder is known to be a run's, whenever the power goes
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
         try:
@@ -160,7 +160,7 @@ def claim(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _file_lock(folder: Path) -> Iterator[None]:
     """Hold a folder, where the system knows how: two runs in it would mix their lines. A killed process lets go by itself."""
     if fcntl is None:
         yield

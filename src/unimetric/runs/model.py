@@ -94,7 +94,7 @@ def place(embeddings: Float[Tensor, "N D"], loss: Any, geometry: str) -> tuple[F
     return embeddings, {"geometry": geometry}
 
 
-def placing(config: RunConfig, dim: int) -> Any:
+def loss_with_geometry(config: RunConfig, dim: int) -> Any:
     """Return the run's loss if it declares a geometry, else None.
 
     Args:

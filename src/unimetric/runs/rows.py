@@ -15,10 +15,10 @@ from unimetric.spec import bind, create
 def read_table(config: RunConfig) -> tuple[Table, Split]:
     """The dataset, and which of its rows train and test."""
     table: Table = create("datasets", config.dataset)
-    return table, divided(config, table)
+    return table, make_split(config, table)
 
 
-def divided(config: RunConfig, table: Table) -> Split:
+def make_split(config: RunConfig, table: Table) -> Split:
     """Which rows of a table train and test."""
     part, arguments = bind("splits", config.split, seed=config.seed)
     return part(table, **arguments)

@@ -29,6 +29,8 @@ after any `refresh` and goes on from its state therefore trains on the batches o
 
 from __future__ import annotations
 
-from unimetric.samplers._batches import occurrence, share
+from unimetric.samplers._batches import occurrence, rank_slice
 
-__all__ = ["occurrence", "share"]
+__all__ = ["occurrence", "rank_slice"]
+
+share = rank_slice  # the old name

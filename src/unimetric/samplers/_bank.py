@@ -18,7 +18,7 @@ Choice = tuple[Tensor, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass
-class Kept:
+class PendingBatch:
     """A batch that was chosen, or is being chosen, and has not been trained on.
 
     Args:
@@ -58,7 +58,7 @@ class Bank:
     def __init__(self, choose: Callable[[Tensor, int, int], Choice], *, rows: int, steps: int) -> None:
         self.choose, self.rows, self.steps = choose, rows, steps
         self.embeddings: Tensor | None = None
-        self.kept: dict[tuple[int, int], Kept] = {}
+        self.kept: dict[tuple[int, int], PendingBatch] = {}
         self._stream: torch.cuda.Stream | None = None
 
     def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
@@ -116,7 +116,7 @@ class Bank:
             self._settle(new.device if old is None else old.device)
             self.embeddings = new.to(new.device if old is None else old.device, copy=True)
             keys = [(int(epoch), int(step)) for epoch, step in state["kept"].tolist()]
-            self.kept = {key: Kept(rows.cpu().clone(), lambda rows: rows) for key, rows in zip(keys, state["rows"], strict=True)}
+            self.kept = {key: PendingBatch(rows.cpu().clone(), lambda rows: rows) for key, rows in zip(keys, state["rows"], strict=True)}
 
     def _filled(self, device: torch.device | None = None) -> Tensor:
         if self.embeddings is None:
@@ -130,11 +130,11 @@ class Bank:
             torch.cuda.current_stream(device).wait_stream(self._stream)  # the device, not the host, waits: a choice may still read
 
     @torch.no_grad()
-    def _launch(self, key: tuple[int, int]) -> Kept:
+    def _launch(self, key: tuple[int, int]) -> PendingBatch:
         bank = self._filled()
         with torch.autocast(bank.device.type, enabled=False):
             if not bank.is_cuda:
-                return Kept(*self.choose(bank, *key))
+                return PendingBatch(*self.choose(bank, *key))
             self._stream = self._stream or torch.cuda.Stream(bank.device)
             self._stream.wait_stream(torch.cuda.current_stream(bank.device))
             with torch.cuda.stream(self._stream):
@@ -143,7 +143,7 @@ class Bank:
                 host.copy_(answer, non_blocking=True)
                 arrived = torch.cuda.Event()
                 arrived.record(self._stream)
-                return Kept(host, finish, arrived)
+                return PendingBatch(host, finish, arrived)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

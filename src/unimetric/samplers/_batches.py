@@ -8,7 +8,7 @@ from jaxtyping import Int
 from unimetric.errors import UnimetricError
 
 
-def share(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndarray, "B_rank"]:
+def rank_slice(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndarray, "B_rank"]:
     """The part of a batch that one of several ranks loads: consecutive rows, equally many on each.
 
     Consecutive, so that the samples of a class stay together, and so that what the ranks gather, one after another, is the batch in the

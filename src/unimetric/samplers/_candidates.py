@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from unimetric.errors import UnimetricError
-from unimetric.samplers._classes import group, hands_of, walk
+from unimetric.samplers._classes import group, hands_of, sample_within_classes
 
 
 class Candidates:
@@ -50,7 +50,7 @@ class Candidates:
         samples = visits * n
         start = samples.cumsum() - samples
         # A walk meets no row of a class twice before it has met all; the epoch's order makes every pair of them possible.
-        places = walk(self.classes.size[chosen], samples, rng)
+        places = sample_within_classes(self.classes.size[chosen], samples, rng)
         rows = self._order[self.classes.start[chosen].repeat(samples) + places]
         # Of each candidate the classes, and of each class neighbours in B*, from a random place on.
         whole, left = divmod(self.hands, len(chosen))

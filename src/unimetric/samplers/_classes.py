@@ -64,7 +64,7 @@ def hands_of(batch_size: int, n: int) -> int:
     return batch_size // n
 
 
-def deal(cards: int, hand: int, hands: int, rng: np.random.Generator) -> Int[np.ndarray, "hands hand"]:
+def balanced_groups(cards: int, hand: int, hands: int, rng: np.random.Generator) -> Int[np.ndarray, "hands hand"]:
     """Deal hands from a deck of numbered cards that is shuffled anew whenever it is used up. No hand holds a card twice.
 
     So every card is dealt as often as any other, give or take one, and each hand by itself is a random set.
@@ -85,7 +85,7 @@ def deal(cards: int, hand: int, hands: int, rng: np.random.Generator) -> Int[np.
     return dealt.reshape(hands, hand)
 
 
-def walk(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random.Generator) -> Int[np.ndarray, "places"]:
+def sample_within_classes(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random.Generator) -> Int[np.ndarray, "places"]:
     """Some places in each class, one class after another: without repeats, until a class has no more.
 
     From a random place on, always as far, by a number that shares no divisor with the size. O(places), however large the classes are.

@@ -45,7 +45,7 @@ def pair_histograms(
     places = base[ordered].flatten().index_select(0, first).add_(ordered.flatten().index_select(0, second))
     looked_up = bin_of.index_select(0, places).view(-1, ordered.shape[1])
     count = count_by_comparison if points.is_cuda else count_by_table
-    return _normalise(count(bin_of[:, None])[0, :bins]), _normalise(count(looked_up)[:, :bins]), width
+    return _normalize(count(bin_of[:, None])[0, :bins]), _normalize(count(looked_up)[:, :bins]), width
 
 
 def count_by_comparison(bin_of: UInt8[Tensor, "P m"]) -> Int[Tensor, "m 64"]:
@@ -67,7 +67,7 @@ def count_by_table(bin_of: UInt8[Tensor, "P m"]) -> Int[Tensor, "m 64"]:
     return torch.bincount((bin_of + offset).flatten(), minlength=64 * columns).view(columns, 64)
 
 
-def _normalise(counts: Int[Tensor, "*m bins"]) -> Float[Tensor, "*m bins"]:
+def _normalize(counts: Int[Tensor, "*m bins"]) -> Float[Tensor, "*m bins"]:
     return counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from unimetric.samplers._classes import batches, deal, group
+from unimetric.samplers._classes import balanced_groups, batches, group
 
 
 class ClassRandom:
@@ -44,7 +44,7 @@ class ClassRandom:
     def batch(self, step: int) -> Int[np.ndarray, "B"]:
         if self._planned != self.epoch:
             rng = np.random.default_rng((self.seed, self.epoch))
-            dealt = deal(len(self.classes.rows), 1, self.length * (self.batch_size - 1), rng)
+            dealt = balanced_groups(len(self.classes.rows), 1, self.length * (self.batch_size - 1), rng)
             self._plan, self._planned = dealt.reshape(self.length, self.batch_size - 1), self.epoch
         rows = self._plan[step]
         return np.append(rows, self._mate(rows, np.random.default_rng((self.seed, self.epoch, step + 1))))

@@ -12,7 +12,7 @@ from torch import Tensor
 from unimetric.errors import UnimetricError
 from unimetric.samplers._bank import Bank, Choice, to_device
 from unimetric.samplers._batches import occurrence
-from unimetric.samplers._classes import batches, group, hands_of, walk
+from unimetric.samplers._classes import batches, group, hands_of, sample_within_classes
 
 
 class GreedyCoreset:
@@ -37,9 +37,9 @@ class GreedyCoreset:
     needs_embeddings = True
 
     def __init__(self, *, labels: Int[np.ndarray, "N"], batch_size: int, seed: int = 0, n: int = 2, big_batch: int = 1024) -> None:
-        self.classes, self.seed, self.n, self.centres = group(labels), seed, n, hands_of(batch_size, n)
+        self.classes, self.seed, self.n, self.centers = group(labels), seed, n, hands_of(batch_size, n)
         self.big_batch = min(big_batch, len(labels))
-        if big_batch < self.centres:
+        if big_batch < self.centers:
             raise UnimetricError(f"big_batch={big_batch} has fewer rows than a batch has centres", f"write `big_batch={8 * batch_size}`")
         self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
         self.epoch = 0
@@ -48,9 +48,9 @@ class GreedyCoreset:
         rng = np.random.default_rng((self.seed, epoch, step))
         rows = rng.choice(len(embeddings), self.big_batch, replace=False)
         # A data set with fewer rows than centres gives them all, again and again.
-        rows = np.resize(rows, max(len(rows), self.centres))
-        centres = centres_by_table if embeddings.is_cuda else centres_by_product
-        chosen = centres(embeddings[to_device(rows, embeddings.device)], self.centres)
+        rows = np.resize(rows, max(len(rows), self.centers))
+        centres = centers_by_table if embeddings.is_cuda else centers_by_product
+        chosen = centres(embeddings[to_device(rows, embeddings.device)], self.centers)
         return chosen, lambda positions: self._with_mates(rows[positions], rng)
 
     def _with_mates(self, centres: Int[np.ndarray, "K"], rng: np.random.Generator) -> Int[np.ndarray, "B"]:
@@ -60,7 +60,7 @@ class GreedyCoreset:
         # A walk of n steps for each centre passes n - 1 rows that are no centres, if the class has them.
         steps = count * self.n
         owner = np.arange(len(present)).repeat(steps)
-        path = classes.rows[classes.start[present].repeat(steps) + walk(classes.size[present], steps, rng)]
+        path = classes.rows[classes.start[present].repeat(steps) + sample_within_classes(classes.size[present], steps, rng)]
         mate = ~np.isin(path, centres)
         mate |= (np.bincount(owner, mate) == 0)[owner]  # a class that is all centres is its own company
         path, found = path[mate], np.bincount(owner[mate])
@@ -90,7 +90,7 @@ class GreedyCoreset:
         self.bank.load_state_dict(state)
 
 
-def centres_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
+def centers_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
     """Greedy k-centre among unit vectors, from the first one on; for GPUs: one product, and three small kernels a centre."""
     points = points.double()  # out of reach of TF32, and free at this size
     closeness = (points @ points.T).fill_diagonal_(4)  # to itself more than to any other: no point is chosen twice
@@ -102,7 +102,7 @@ def centres_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "c
     return torch.cat(chosen)
 
 
-def centres_by_product(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
+def centers_by_product(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
     """The same for CPUs: products with the centres only, and in numpy, which starts an operation sooner than torch."""
     table = points.numpy()
     nearest = np.full(len(table), -4, table.dtype)

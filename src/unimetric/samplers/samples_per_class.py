@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from unimetric.samplers._batches import occurrence
-from unimetric.samplers._classes import batches, deal, group, hands_of
+from unimetric.samplers._classes import balanced_groups, batches, group, hands_of
 
 
 class SamplesPerClass:
@@ -64,7 +64,7 @@ class SamplesPerClass:
             return classes.rows[classes.start[chosen] + rng.integers(classes.size[chosen])].reshape(self.length, -1)
         # All classes in every batch as often as they fit, and a hand of different ones for what is left.
         whole = np.tile(np.arange(count), (self.length, self.hands // count))
-        chosen = np.concatenate([whole, deal(count, self.hands % count, self.length, rng)], axis=1)
+        chosen = np.concatenate([whole, balanced_groups(count, self.hands % count, self.length, rng)], axis=1)
         chosen = rng.permuted(chosen, axis=1).ravel()
         # The k-th visit of a class takes the k-th n of its shuffled rows, round and round: nothing repeats before everything came.
         sample = (occurrence(chosen)[:, None] * self.n + np.arange(self.n)) % classes.size[chosen][:, None]

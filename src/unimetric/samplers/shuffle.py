@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from unimetric.samplers._classes import batches, deal, group
+from unimetric.samplers._classes import balanced_groups, batches, group
 
 
 class Shuffle:
@@ -42,7 +42,7 @@ class Shuffle:
         if self._planned != self.epoch:
             rng = np.random.default_rng((self.seed, self.epoch))
             # Dealt row by row: an epoch never needs a second deck, unless the data set is smaller than a batch.
-            dealt = deal(self.rows, 1, self.length * self.batch_size, rng)
+            dealt = balanced_groups(self.rows, 1, self.length * self.batch_size, rng)
             self._plan, self._planned = dealt.reshape(self.length, self.batch_size), self.epoch
         return self._plan[step].copy()
 

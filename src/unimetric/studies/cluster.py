@@ -11,7 +11,7 @@ from unimetric.runs.cluster import import_ray
 from unimetric.runs.storage import absolute, finished, read
 from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
-from unimetric.studies.local import TRIES, begin, remember
+from unimetric.studies.local import TRIES, begin, save_run_labels
 from unimetric.studies.worker import work
 
 
@@ -48,7 +48,7 @@ def study_on_ray(
     # run itself raises is counted here.
     task = ray.remote(max_calls=1, num_gpus=gpus, num_cpus=cpus, max_retries=3)(work)
     place = absolute(out)
-    remember(runs, place)
+    save_run_labels(runs, place)
     waiting: dict[Any, Run] = {}
     tries: dict[str, int] = {}
 

@@ -45,7 +45,7 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
         (Path(place) / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnimetricError(f"{out}: cannot be made: {error.strerror}", "choose another --out") from None
-    remember(runs, place)
+    save_run_labels(runs, place)
     with Board(runs, place, quiet=quiet) as board:
         execute(begin(runs, place, board, pictures=pictures), place, board, parallel=parallel, pictures=pictures)
         if not quiet:
@@ -131,7 +131,7 @@ def begin(runs: list[Run], place: str, board: Board, *, pictures: bool) -> list[
     return todo
 
 
-def remember(runs: list[Run], place: str) -> None:
+def save_run_labels(runs: list[Run], place: str) -> None:
     """Leave what the grid calls its runs, for the report; beside what was there of another grid."""
     try:
         before = json.loads(read(place, "study.json") or b"{}")

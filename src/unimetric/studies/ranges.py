@@ -19,7 +19,7 @@ def read_any(path: str | Path, /, **overrides: Any) -> list[Run]:
         overrides: Settings by name, which replace those of the file.
     """
     if "search" in read_settings(path):
-        return corners(path, **overrides)
+        return boundary_runs(path, **overrides)
     return read_grid(path, **overrides)
 
 
@@ -64,7 +64,7 @@ def _is_range(limits: Any) -> bool:
     return type(low) in kinds and type(high) in kinds and low <= high < math.inf and low > (0 if limits.get("log") else -math.inf)
 
 
-def corners(path: str | Path, /, **overrides: Any) -> list[Run]:
+def boundary_runs(path: str | Path, /, **overrides: Any) -> list[Run]:
     """Return the runs at the ends of the ranges of a search, for a check of the ranges."""
     settings, ranges = read_search(path, **overrides)
     ends = []

@@ -56,7 +56,7 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
         config = from_settings(filled(settings, values), str(path))
         states = study([Run(config, {name: _short(value) for name, value in values.items()})], place, quiet=False)
         if states[config.run_id] == "done":
-            search.tell(trial, judged(place / config.run_id))
+            search.tell(trial, trial_score(place / config.run_id))
         else:
             search.tell(trial, state=optuna.trial.TrialState.FAIL)
     if not [trial for trial in search.trials if trial.state == optuna.trial.TrialState.COMPLETE]:
@@ -66,7 +66,7 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
     return search.best_value, search.best_params
 
 
-def judged(folder: Path) -> float:
+def trial_score(folder: Path) -> float:
     """The first metric of a finished run on its validation classes, at its best epoch; with a minus where lower is better."""
     line = read_done(folder)
     if not any(key.startswith("validation/") for key in line):

@@ -28,7 +28,7 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
         pictures: write `gallery.npz`, too: what a report shows of the embedding.
         seconds: between copies to a place that is no disk of this machine.
     """
-    from unimetric.analysis.gallery import look
+    from unimetric.analysis.gallery import write_gallery
     from unimetric.training.loop import train
 
     config = from_settings(settings, "study")
@@ -37,7 +37,7 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
         with _alone(folder, config.run_id):
             train(config, folder / config.run_id, quiet=True)
             if pictures and not (folder / config.run_id / "gallery.npz").exists():
-                look(folder / config.run_id)
+                write_gallery(folder / config.run_id)
         return
     with tempfile.TemporaryDirectory() as here:
         mine = Path(here) / config.run_id
@@ -45,7 +45,7 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
         with Mirror(mine, f"{place}/{config.run_id}", seconds=seconds):
             train(config, mine, quiet=True)
             if pictures and not (mine / "gallery.npz").exists():
-                look(mine)
+                write_gallery(mine)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
-from unimetric.runs.model import Model, adapted, loss_of, placing
+from unimetric.runs.model import Model, adapted, loss_of, loss_with_geometry
 from unimetric.spec import bind, create, find, parse, signature
 
 
@@ -103,6 +103,6 @@ def check_fit(config: RunConfig, place: str) -> None:
         build_objective(config, model, num_classes=config.batch_size)
         create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
         create("transforms", config.transform)
-        placing(config, model.dim)
+        loss_with_geometry(config, model.dim)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {error.message}", error.hint) from None

@@ -13,7 +13,7 @@ from unimetric.files import write_text
 from unimetric.runs.device import CSVLogger, TensorBoardLogger
 
 
-def finite(total: float, epoch: int, step: int, folder: Path) -> float:
+def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> float:
     """The sum of losses, which must be a number."""
     if math.isfinite(total):
         return total
@@ -23,7 +23,7 @@ def finite(total: float, epoch: int, step: int, folder: Path) -> float:
     )
 
 
-def described(line: dict[str, Any], epochs: int) -> str:
+def format_log_line(line: dict[str, Any], epochs: int) -> str:
     """Format a line of `metrics.jsonl` for the terminal."""
     words = [f"epoch {line['epoch']:>3}/{epochs}"]
     if "loss" in line:

@@ -16,18 +16,18 @@ from torch import Tensor
 from unimetric.config import RunConfig, better, score
 from unimetric.errors import Interrupted
 from unimetric.files import write_text
-from unimetric.images.loading import Look
+from unimetric.images.loading import View
 from unimetric.objectives import Output
 from unimetric.runs.device import open_fabric, peak_memory
 from unimetric.runs.display import Display
-from unimetric.runs.folder import claim, read_done, refuse_other
+from unimetric.runs.folder import check_same_run, lock_run_folder, read_done
 from unimetric.runs.weights import write_tensors
-from unimetric.samplers import occurrence, share
+from unimetric.samplers import occurrence, rank_slice
 from unimetric.training.checkpoint import restore, save
 from unimetric.training.distributed import gathered
-from unimetric.training.log import Log, described, finite, open_logger, variant_lines
+from unimetric.training.log import Log, check_finite_loss, format_log_line, open_logger, variant_lines
 from unimetric.training.signals import Signals
-from unimetric.training.state import counted, look_at, measured, set_stage
+from unimetric.training.state import build_training_state, count_per_dataset, embed_rows, evaluate_splits
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         `diva`, `variants` holds the best epoch of each and its metric values.
     """
     folder = Path(folder)
-    refuse_other(config, folder)
+    check_same_run(config, folder)
     if (folder / "done").exists():
         return read_done(folder)
     fabric = open_fabric(config, loggers=open_logger(config, folder), several=True)
@@ -56,17 +56,17 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     progress: dict[str, Any] = {"epoch": 0, "step": 0, "loss": 0.0, "best": None}
 
     with Display(quiet=quiet or not chief) as display, Signals() as signals, ExitStack() as held:
-        stage = set_stage(config, fabric, display)
+        stage = build_training_state(config, fabric, display)
         model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
         if chief:
-            held.enter_context(claim(config, folder, device=fabric.device))
+            held.enter_context(lock_run_folder(config, folder, device=fabric.device))
             write_text(folder / "skipped.txt", "".join(f"{path}: {reason}\n" for path, reason in stage.skipped))
         for path, reason in stage.skipped:
             display.line(f"skipped {path}: {reason}")
         going_on = checkpoint.exists()
         if sampler.needs_embeddings:  # a restored memory needs the room, a new one the embeddings
             room = torch.zeros(len(stage.labels), stage.bare.dim, device=fabric.device)
-            sampler.fill(room if going_on else look_at(stage, stage.split.train, config, fabric, display))
+            sampler.fill(room if going_on else embed_rows(stage, stage.split.train, config, fabric, display))
         if going_on:
             progress = restore(checkpoint, parts=stage.parts, optimizers=stage.optimizers, precision=precision)
             display.line(f"going on after epoch {progress['epoch']}, step {progress['step']}")
@@ -77,16 +77,16 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 f"{len(stage.split.test)} of {len(np.unique(stage.table.labels[stage.split.test]))} others to test on ({fabric.device})"
             )
             line: dict[str, Any] = {"epoch": 0}
-            for name, (pictures, classes) in counted(stage.table, stage.split).items():
+            for name, (pictures, classes) in count_per_dataset(stage.table, stage.split).items():
                 display.line(f"  {name}: {pictures:,} pictures of {classes:,} classes")
                 line |= {f"pictures of {name}": pictures, f"classes of {name}": classes}
             if config.evaluate_every:
-                line |= measured(stage, config, fabric, display)
-                display.line(described(line, config.epochs))
+                line |= evaluate_splits(stage, config, fabric, display)
+                display.line(format_log_line(line, config.epochs))
             if len(line) > 1:
                 log.write(line)
 
-        def keep(epoch: int, step: int, loss: float) -> None:
+        def save_checkpoint(epoch: int, step: int, loss: float) -> None:
             progress.update(epoch=epoch, step=step, loss=loss)
             if chief:
                 save(checkpoint, parts=stage.parts, optimizers=stage.optimizers, progress=progress, precision=precision)
@@ -109,14 +109,14 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             for parameter in learning:  # several ranks wait for the gradient of each, which is dropped below
                 parameter.requires_grad_(not warming or fabric.world_size > 1)
 
-            def requests(epoch: int = epoch, first: int = first, drawn: dict = drawn) -> Iterator[tuple[np.ndarray, Look]]:
+            def requests(epoch: int = epoch, first: int = first, drawn: dict = drawn) -> Iterator[tuple[np.ndarray, View]]:
                 for step in range(first, steps):
                     drawn[step] = sampler.batch(step)
                     # A picture that stands in the split or in a batch again is looked at anew.
                     again = copies[drawn[step]] + most * occurrence(drawn[step])
-                    rows, again = (share(part, fabric.global_rank, fabric.world_size) for part in (drawn[step], again))
+                    rows, again = (rank_slice(part, fabric.global_rank, fabric.world_size) for part in (drawn[step], again))
                     for view in range(stage.views):
-                        look = Look(stage.recipe, seed=config.seed, epoch=epoch, view=view + stage.views * again)
+                        look = View(stage.recipe, seed=config.seed, epoch=epoch, view=view + stage.views * again)
                         yield stage.split.train[rows], look
 
             begun, step, terms = time.perf_counter(), first, {}
@@ -135,7 +135,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 embeddings, tokens, branches = model(images)
                 output = Output(embeddings.float(), tokens, images, tuple(branch.float() for branch in branches), tuple(views))
                 output = gathered(fabric, output, getattr(objective, "reads", ()))
-                terms = stage.minimise(output, labels)
+                terms = stage.minimize(output, labels)
                 loss: Tensor = torch.stack(list(terms.values())).sum()
                 optimizer.zero_grad()
                 fabric.backward(loss)
@@ -154,16 +154,16 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 total += loss.detach()
 
                 if display.due():
-                    mean = finite(total.item(), epoch, step, folder) / (step + 1)
+                    mean = check_finite_loss(total.item(), epoch, step, folder) / (step + 1)
                     speed = (step + 1 - first) * config.batch_size / (time.perf_counter() - begun)
                     best = progress["best"]
                     note = f"loss {mean:.4f}  {speed:,.0f} pictures/s" + (f"  best {best['value']:.4f}" if best else "")
                     display.step("training", epoch * steps + step + 1, config.epochs * steps, note)
-                if step + 1 < steps and signals.agreed(fabric, step + 1):
-                    keep(epoch, step + 1, finite(total.item(), epoch, step, folder))
+                if step + 1 < steps and signals.stop_requested(fabric, step + 1):
+                    save_checkpoint(epoch, step + 1, check_finite_loss(total.item(), epoch, step, folder))
                     raise Interrupted(f"saved in epoch {epoch + 1} after step {step + 1}; run the same command to go on")
 
-            mean = finite(total.item(), epoch, step, folder) / steps
+            mean = check_finite_loss(total.item(), epoch, step, folder) / steps
             seconds = time.perf_counter() - begun
             line = {
                 "epoch": epoch + 1,
@@ -176,7 +176,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
             }
             last = epoch + 1 == config.epochs
             if last or (config.evaluate_every and (epoch + 1) % config.evaluate_every == 0):
-                line |= measured(stage, config, fabric, display) | {"peak_memory_gib": peak_memory(fabric.device)}
+                line |= evaluate_splits(stage, config, fabric, display) | {"peak_memory_gib": peak_memory(fabric.device)}
                 choosing = config.metrics[: config.chosen_by]
                 value = score(choosing, line, chosen_on)
                 if progress["best"] is None or value > progress["best"]["value"]:
@@ -188,11 +188,11 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                     if name not in variants or score(choosing, own, chosen_on) > score(choosing, variants[name], chosen_on):
                         variants[name] = own
             log.write(line)
-            display.line(described(line, config.epochs))
+            display.line(format_log_line(line, config.epochs))
             progress["step"], progress["loss"] = 0, 0.0
-            stop = signals.agreed(fabric)
+            stop = signals.stop_requested(fabric)
             if last or (epoch + 1) % config.checkpoint_every == 0 or stop:
-                keep(epoch + 1, 0, 0.0)
+                save_checkpoint(epoch + 1, 0, 0.0)
             if stop and not last:
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to go on")
         for logger in fabric.loggers:

@@ -25,7 +25,7 @@ class Signals:
                 break
         return self
 
-    def agreed(self, fabric: Any, step: int = 0) -> bool:
+    def stop_requested(self, fabric: Any, step: int = 0) -> bool:
         """Whether any rank was asked. One alone knows; several ask each other now and then, since this waits for the device.
 
         Args:

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from unimetric.config import RunConfig
 from unimetric.geometry import seed_dice
-from unimetric.images.loading import Look, Resident, Streamed, open_pictures
+from unimetric.images.loading import Resident, Streamed, View, open_pictures
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric
 from unimetric.runs.display import Display
 from unimetric.runs.embed import embed, space_of
-from unimetric.runs.model import Model, build_model, placing
+from unimetric.runs.model import Model, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, readable
 from unimetric.runs.weights import Trained
-from unimetric.samplers import share
+from unimetric.samplers import rank_slice
 from unimetric.spec import bind, create
 from unimetric.training.build import build_objective, build_optimizer, refuse_other_sizes
 from unimetric.training.capture import compiled
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingState:
     """What a training run works with.
 
     Args:
@@ -42,7 +42,7 @@ class Stage:
         trained: what of it is saved.
         model: the same as Fabric and the compiler have wrapped it.
         objective, optimizer, sampler: as the settings name them.
-        minimise: the objective as the compiler has wrapped it.
+        minimize: the objective as the compiler has wrapped it.
         factor: (epochs gone by) -> what every learning rate is multiplied with.
         rates: learning rate of each group, before the factor.
     """
@@ -57,7 +57,7 @@ class Stage:
     trained: Trained
     model: Any
     objective: Any
-    minimise: Any
+    minimize: Any
     optimizer: Any
     sampler: Any
     factor: Callable[[float], float]
@@ -80,20 +80,20 @@ class Stage:
         return getattr(self.objective, "views", 1)
 
 
-def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
+def build_training_state(config: RunConfig, fabric: Fabric, display: Display) -> TrainingState:
     """Build everything; what does not fit together is refused before the first picture is read."""
     table, split = read_table(config)
     labels = np.unique(table.labels[split.train], return_inverse=True)[1]
     bare = build_model(config)
     refuse_other_sizes(config, bare, num_classes=int(labels.max()) + 1)
-    placing(config, bare.dim)  # rejects a geometry that the loss does not support
+    loss_with_geometry(config, bare.dim)  # rejects a geometry that the loss does not support
     objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
     recipe = create("transforms", config.transform)
     schedule, arguments = bind("schedules", config.schedule)
     # What these refuse, they refuse now; what they give is made again when all is on the device.
-    share(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
+    rank_slice(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
     schedule(0.0, config.epochs, **arguments)
     build_optimizer(config, bare, objective)
 
@@ -117,7 +117,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     optimizer = build_optimizer(config, bare, objective)
     network: Any = torch.compile(bare, dynamic=False) if config.compile else bare
     model, wrapped = fabric.setup(network, optimizer)
-    return Stage(
+    return TrainingState(
         table=table,
         split=split,
         labels=labels,
@@ -136,7 +136,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
         trained=Trained(bare),
         model=model,
         objective=objective,
-        minimise=compiled(objective, fabric.device, fullgraph=False) if config.compile else objective,
+        minimize=compiled(objective, fabric.device, fullgraph=False) if config.compile else objective,
         optimizer=wrapped,
         sampler=sampler,
         factor=lambda progress: schedule(progress, config.epochs, **arguments),
@@ -144,7 +144,7 @@ def set_stage(config: RunConfig, fabric: Fabric, display: Display) -> Stage:
     )
 
 
-def counted(table: Table, split: Split) -> dict[str, tuple[int, int]]:
+def count_per_dataset(table: Table, split: Split) -> dict[str, tuple[int, int]]:
     """Pictures and classes to train on of each dataset, where there are several."""
     if len(table.source_names) < 2:
         return {}
@@ -153,31 +153,31 @@ def counted(table: Table, split: Split) -> dict[str, tuple[int, int]]:
     return {name: (int(rows.sum()), len(np.unique(labels[rows]))) for name, rows in mine.items()}
 
 
-def look_at(stage: Stage, rows: np.ndarray, config: RunConfig, fabric: Fabric, display: Display) -> Tensor:
+def embed_rows(stage: TrainingState, rows: np.ndarray, config: RunConfig, fabric: Fabric, display: Display) -> Tensor:
     """Embeddings of some rows, each seen at its centre."""
     return embed(
         fabric,
         stage.model,
         stage.pictures,
         rows,
-        Look(stage.recipe),
+        View(stage.recipe),
         batch=config.evaluate_batch,
         progress=lambda done, total: display.step("evaluating", done, total),
     )
 
 
-def measured(stage: Stage, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
+def evaluate_splits(stage: TrainingState, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
     """Compute every metric on the validation classes, if there are any, and on the test classes.
 
     Returns:
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
     """
     found: dict[str, float] = {}
-    own = placing(config, stage.bare.dim)
+    own = loss_with_geometry(config, stage.bare.dim)
     loss = next((part for part in stage.objective.modules() if type(part) is type(own)), own)  # the trained one
     for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
         if len(rows):
-            embeddings = look_at(stage, rows, config, fabric, display)
+            embeddings = embed_rows(stage, rows, config, fabric, display)
             for name, points in {part: embeddings, **_variants(stage.bare.head, embeddings, part)}.items():
                 space = space_of(points, stage.table, rows, loss=loss, geometry=config.geometry)
                 found |= {f"{name}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
