@@ -158,7 +158,7 @@ LAYOUTS = (
 def recognize(state: State) -> Layout:
     """The layout of a table of tensors, by its keys.
 
-    >>> recognise({"patch_embed1.proj.weight": torch.zeros(1)}).name
+    >>> recognize({"patch_embed1.proj.weight": torch.zeros(1)}).name
     'SegFormer'
     """
     return next(layout for layout in LAYOUTS if any(re.search(layout.sign, key) for key in state))

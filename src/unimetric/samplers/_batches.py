@@ -14,7 +14,7 @@ def rank_slice(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndar
     Consecutive, so that the samples of a class stay together, and so that what the ranks gather, one after another, is the batch in the
     order that a single rank would have seen: the same miner then draws the same tuples.
 
-    >>> share(np.arange(6), rank=1, world=3)
+    >>> rank_slice(np.arange(6), rank=1, world=3)
     array([2, 3])
 
     Args:
