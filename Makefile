@@ -1,15 +1,24 @@
-# Each target does its own set-up: it makes .venv and installs what the project's files name.
+# Each target does its own set-up: .venv/base has what the library needs, .venv/ready also the tools of developers.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export UNIMETRIC_CACHE ?= $(CURDIR)/$(VENV)/cache
 
-.PHONY: demo test check bench docs results browser clean
+# Tests of what most edits touch: components, formulas, configuration, layers. They train nothing.
+QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tests/test_spec.py tests/test_config.py \
+         tests/test_files.py tests/test_architecture.py --deselect tests/geometry/test_rerank.py \
+         --deselect tests/geometry/test_space.py::test_hits_that_do_not_fit_are_searched_again_and_agree
 
-demo: $(VENV)/ready           ## train on letters, test on letters never seen
+.PHONY: demo quick test check bench docs results browser clean
+
+demo: $(VENV)/base            ## train on characters, test on characters that were not trained on
 	$(BIN)/unimetric demo
 
-test: $(VENV)/ready           ## every test; real pictures too where UNIMETRIC_DATA names them
+quick: $(VENV)/ready          ## the tests to run between edits
+	$(BIN)/python -m pytest -n 2 $(QUICK)
+
+test: $(VENV)/ready           ## every test; real images too if UNIMETRIC_DATA is set
 	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/ready          ## style, types, imports, every config and the papers' protocols
@@ -19,26 +28,34 @@ check: $(VENV)/ready          ## style, types, imports, every config and the pap
 	$(BIN)/lint-imports
 	$(BIN)/unimetric check src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
 	$(BIN)/python -m unimetric.studies.protocols
+	$(BIN)/python -m unimetric.cli.stubs --check
 
-bench: $(VENV)/ready          ## side by side with the peers; prints ratios
+bench: $(VENV)/ready          ## compare speed with other libraries; prints ratios
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-docs: $(VENV)/ready           ## write the pages that are generated
-	$(BIN)/python -m unimetric.cli.catalogue > docs/papers.md
+docs: $(VENV)/ready           ## write the generated pages, and build the site into site/
+	$(BIN)/python -m unimetric.cli.stubs
 	$(BIN)/python -m tests.parity.table > docs/parity.md
+	$(BIN)/python docs/site.py
+	$(BIN)/zensical build --strict --clean
 
 results: $(VENV)/ready        ## write docs/results.md and its figures from results/*.json
 	$(BIN)/python results/page.py
 
-browser: $(VENV)/ready        ## a Chromium for the test of the report's page, where the machine has none
+browser: $(VENV)/ready        ## install Chromium for the test of the report, if the machine has none
 	command -v chromium-headless-shell chromium google-chrome \
 	|| $(BIN)/playwright install --only-shell chromium \
 	|| { apt-get update -qq && apt-get install -qqy --no-install-recommends chromium-headless-shell; }
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(PIP) -e .
 	touch $@
 
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[dev]'
+	touch $(VENV)/base $@
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build site

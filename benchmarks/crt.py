@@ -1,16 +1,17 @@
-"""The coded residual transform beside its equation written literally, and beside a linear head in a whole training step.
+"""Coded residual transform compared with its literal equation and with a linear head.
 
     python benchmarks/crt.py                                        # the head alone, on the CPU
-    python benchmarks/crt.py --device cuda                          # the head in float32 and bf16, and whole steps
-    python benchmarks/crt.py --device cuda --part step --compile    # steps compiled
+    python benchmarks/crt.py --device cuda                          # the head in float32 and bf16, and training steps
+    python benchmarks/crt.py --device cuda --part step --compile    # compiled steps
 
-Head: forward and backward at B = 80, N = 64, L = 512, K = 64. "literal" makes the (B, K, N, L) residuals and runs K networks one after
-another; "half literal" makes the residuals but has our batched networks. Memory is the peak of one forward and backward pass beyond weights
-and inputs, gradients of the weights included: on the CPU in a process of its own, on a GPU from the allocator. Times are taken in turns.
+Head: forward and backward at B = 80, N = 64, L = 512, K = 64. "literal" computes the (B, K, N, L) residuals and runs K networks one
+after another; "half literal" computes the residuals and uses the batched networks of Unimetric. Memory is the peak of one forward and
+backward pass in addition to weights and inputs, including gradients of the weights. On the CPU it is measured in a separate process, on a
+GPU by the allocator. The variants alternate.
 
-Step: backbone, head, objective, backward and AdamW on one batch that already lies on the device, in bf16 (without a GPU in float32), as
-a run takes it: on a GPU with the channels last, and where compiled, the objective as one CUDA graph. `mit_b2` is the paper's backbone,
-whose positions are the N and L above.
+Step: backbone, head, objective, backward and AdamW on one batch that is already on the device, in bf16 (float32 without a GPU), as in a
+run: on a GPU in channels-last format and, if compiled, with the objective as one CUDA graph. `mit_b2` is the backbone of the paper, with
+the N and L above.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BATCH, POSITIONS, CHANNELS = 80, 64, 512
 
 
 def residuals(positions: Tensor, prototypes: Tensor) -> Tensor:
-    """Equation 1 as it stands."""
+    """Compute equation 1 literally."""
     differences = positions[:, None] - prototypes[None, :, None]  # (B, K, N, L)
     weights = softplus(positions @ prototypes.T).transpose(1, 2)  # (B, K, N)
     return (weights[..., None] * differences).sum(2)
@@ -112,13 +113,13 @@ def milliseconds(step: Any, device: str, repeats: int) -> float:
 
 
 def resident(key: str) -> float:
-    """MiB of this process: `VmRSS` now, `VmHWM` at most so far."""
+    """Return the present (`VmRSS`) or peak (`VmHWM`) memory of this process in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) / 1024
 
 
 def peak(name: str, device: str, precision: str) -> float:
-    """MiB that one forward and backward pass takes beyond weights and inputs."""
+    """Return the extra memory of one forward and backward pass in MiB."""
     if device == "cpu":
         words = [sys.executable, __file__, "--peak-of", name, "--precision", precision]
         return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
@@ -142,7 +143,7 @@ def peak_of_this_process(name: str, precision: str) -> None:
     if name == "literal":
         del head  # its weights were copied
     little = torch.randn(2, 3, 4, requires_grad=True)
-    (little @ little.transpose(1, 2)).sum().backward()  # wakes the libraries
+    (little @ little.transpose(1, 2)).sum().backward()  # loads the libraries
     before = resident("VmRSS")
     both_ways(form, tokens, precision)()
     print(resident("VmHWM") - before)
@@ -216,7 +217,7 @@ def whole_steps(backbone: str, head: str, rounds: int, repeats: int, *, compiled
         for name, step in steps.items():
             times[name].append(milliseconds(step, device, repeats))
     result = {name: {"ms": statistics.median(times[name]), "parameters": parameters[name]} for name in steps}
-    print(f"\nwhole step, {backbone}, batch {BATCH} on {device}{', compiled' if compiled else ''}, head `{head}`")
+    print(f"\ntraining step, {backbone}, batch {BATCH} on {device}{', compiled' if compiled else ''}, head `{head}`")
     for name, row in result.items():
         ratio = row["ms"] / result["linear, MS"]["ms"]
         print(f"  {name:<13} {row['ms']:9.2f} ms  {ratio:6.3f}x   {row['parameters'] / 1e6:7.1f} M parameters")
@@ -226,15 +227,15 @@ def whole_steps(backbone: str, head: str, rounds: int, repeats: int, *, compiled
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--part", default="", choices=["", "head", "step"], help="one of them; default what the device can bear")
+    parser.add_argument("--part", default="", choices=["", "head", "step"], help="head or step (default: head on a CPU, both on a GPU)")
     parser.add_argument(
-        "--backbones", default="mit_b2,vit_small_patch14_dinov2,resnet50", help="timm's names or mit_b0 to mit_b5, with commas"
+        "--backbones", default="mit_b2,vit_small_patch14_dinov2,resnet50", help="timm names or mit_b0 to mit_b5, separated by commas"
     )
     parser.add_argument("--head", default="crt", help='such as "crt(reduce=512)"')
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=0, help="steps a round; default 30 on a GPU and 1 elsewhere")
+    parser.add_argument("--repeats", type=int, default=0, help="steps per round (default: 30 on a GPU, 1 on a CPU)")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--peak-of", default="", choices=["", *FORMS], help=argparse.SUPPRESS)
     parser.add_argument("--precision", default="", choices=["", "float32", "bf16"])
     options = parser.parse_args()

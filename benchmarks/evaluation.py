@@ -1,12 +1,14 @@
-"""Evaluation beside its peers, at the size of Stanford Online Products' test half: 60,502 pictures of 11,316 classes, 128 dimensions.
+"""Evaluation compared with other libraries, at the size of the test half of SOP.
 
-    python benchmarks/evaluation.py                    everything that is here, on the CPU (about ten minutes on two cores)
+That is 60,502 images of 11,316 classes, with 128 dimensions.
+
+    python benchmarks/evaluation.py                    all subjects on the CPU (about ten minutes on two cores)
     python benchmarks/evaluation.py --device cuda
-    python benchmarks/evaluation.py --only retrieval neighbours --rounds 3
-    python benchmarks/evaluation.py --peer-path DIR    peers that are installed in a folder of their own
+    python benchmarks/evaluation.py --only retrieval neighbors --rounds 3
+    python benchmarks/evaluation.py --peer-path DIR    other libraries in a separate folder
 
-What is compared runs side by side in turns, so that a busy machine slows both; ratios are what to read. A peer that cannot be imported is
-skipped and said so. Times are wall clock; `cpu` is the processor time of all threads, which other programs disturb less.
+The libraries alternate, so that a busy machine slows all of them; compare the ratios. A library that cannot be imported is skipped with a
+message. Times are wall times; `cpu` is the processor time of all threads, which other programs disturb less.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from unimetric.geometry.kmeans import kmeans
 from unimetric.geometry.nearest import nearest
 from unimetric.metrics import Space, measure
 
-PICTURES, CLASSES, DIM = 60_502, 11_316, 128
+IMAGES, CLASSES, DIM = 60_502, 11_316, 128
 SECTION_7 = [
     *(f"recall(k={k})" for k in (1, 10, 100, 1000)),
     *("precision(k=10)", "r_precision", "map_at_r", "map_at_k(k=1000)", "map_at_k(k=1000, divide='class')", "mrr"),
@@ -41,23 +43,23 @@ SECTION_7 = [
 
 
 def stanford_online_products(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points around 11,316 centres, 2 to 12 a class as in the real one, as hard as a trained model leaves them."""
+    """Draw points of the class sizes of SOP, about as hard as those of a trained model."""
     rng = np.random.default_rng(0)
-    sizes = 2 + rng.binomial(10, (PICTURES / CLASSES - 2) / 10, CLASSES)
+    sizes = 2 + rng.binomial(10, (IMAGES / CLASSES - 2) / 10, CLASSES)
     sizes[0] = 12
-    while (excess := int(sizes.sum()) - PICTURES) != 0:
+    while (excess := int(sizes.sum()) - IMAGES) != 0:
         row = rng.integers(1, CLASSES)
         sizes[row] = np.clip(sizes[row] - np.sign(excess), 2, 12)
     labels = torch.from_numpy(rng.permutation(np.repeat(np.arange(CLASSES), sizes)))
-    dice = torch.Generator().manual_seed(0)
-    centres = torch.randn(CLASSES, DIM, generator=dice)
-    points = centres[labels] + 1.5 * torch.randn(PICTURES, DIM, generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(CLASSES, DIM, generator=generator)
+    points = centers[labels] + 1.5 * torch.randn(IMAGES, DIM, generator=generator)
     return torch.nn.functional.normalize(points, dim=1).to(device), labels.to(device)
 
 
 @dataclass
 class Clock:
-    """Wall clock, processor time and the peak of memory beyond what was held before, of everything it is wrapped around."""
+    """Wall time, processor time and peak of the additional memory of calls."""
 
     device: str
     wall: float = 0.0
@@ -92,7 +94,7 @@ class Clock:
         return resource.getpagesize() * float(Path("/proc/self/statm").read_text().split()[1])  # resident
 
     def _watch(self, stop: threading.Event, peak: list[float]) -> None:
-        """The peak of resident memory, looked at every few milliseconds: not every kernel keeps it itself."""
+        """Record the peak of resident memory, which not every kernel reports."""
         while not stop.wait(0.005):
             if self.device == "cpu":
                 peak[0] = max(peak[0], self._held())
@@ -104,8 +106,8 @@ class Clock:
 def peer(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a peer may fail in any way that its own dependencies do
-        print(f"  {name} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+    except Exception as error:  # a library may fail in any way that its dependencies do
+        print(f"  {name} is skipped: {type(error).__name__}: {str(error).splitlines()[0]}")
         return None
 
 
@@ -114,7 +116,7 @@ def ratio(name: str, theirs: Clock, ours: Clock) -> None:
 
 
 def retrieval(device: str, rounds: int) -> None:
-    print("P@1, MAP@R and R-precision: pytorch-metric-learning's AccuracyCalculator(k='max_bin_count'), and ours")
+    print("P@1, MAP@R and R-precision: pytorch-metric-learning's AccuracyCalculator(k='max_bin_count'), and unimetric")
     points, labels = stanford_online_products(device)
     texts = ["precision(k=1)", "map_at_r", "r_precision"]
     ours, theirs = Clock(device), Clock(device)
@@ -130,18 +132,18 @@ def retrieval(device: str, rounds: int) -> None:
         if module is not None:
             theirs(accuracy_calculator)
             ours(lambda: measure(Space(points, labels), texts))
-    if module is not None:  # ours ran before and after each of theirs
+    if module is not None:  # unimetric ran before and after each call of the other library
         ours.wall, ours.cpu = ours.wall / 2, ours.cpu / 2
     ours.line("unimetric", " ".join(f"{value:.6f}" for value in ours.answer.values()))
     if module is not None:
         theirs.line("pytorch-metric-learning", " ".join(f"{theirs.answer[name]:.6f}" for name in names))
-        ratio("faster than pytorch-metric-learning (wanted: 4)", theirs, ours)
+        ratio("faster than pytorch-metric-learning (target: 4)", theirs, ours)
 
 
-def neighbours(device: str, rounds: int, k: int = 1000) -> None:
-    print(f"{k} neighbours of every picture: a bare chunked matmul + topk, and ours (itself left out, ties in order, labels compared)")
+def neighbors(device: str, rounds: int, k: int = 1000) -> None:
+    print(f"{k} neighbors of every image: a plain chunked matmul + topk, and unimetric (without the query, ties in order, labels compared)")
     points, labels = stanford_online_products(device)
-    own = torch.arange(PICTURES, device=device)
+    own = torch.arange(IMAGES, device=device)
     ours, bare, oml = Clock(device), Clock(device), Clock(device)
     found = {"ours": 0, "bare": 0}
 
@@ -157,14 +159,14 @@ def neighbours(device: str, rounds: int, k: int = 1000) -> None:
 
     step = 4096
     for _ in range(rounds):
-        for start in range(0, PICTURES, step):
-            rows = slice(start, min(start + step, PICTURES))
+        for start in range(0, IMAGES, step):
+            rows = slice(start, min(start + step, IMAGES))
             bare(lambda rows=rows: plain(rows))
             ours(lambda rows=rows: search(rows))
     ours.line("unimetric", f"{found['ours']} matches")
     bare.line("matmul + topk")
-    print(f"  -> ours takes {ours.wall / bare.wall:.2f} of its time, {ours.cpu / bare.cpu:.2f} of its processor time (wanted: at most 1.3)")
-    vars(np)["float_"] = np.float64  # open-metric-learning 3.1 asks numpy for a name that numpy 2 has dropped
+    print(f"  -> unimetric takes {ours.wall / bare.wall:.2f} of the wall time, {ours.cpu / bare.cpu:.2f} of the cpu time (at most 1.3)")
+    vars(np)["float_"] = np.float64  # open-metric-learning 3.1 uses a name that numpy 2 has removed
     knn, theirs = peer("oml.functional.knn"), peer("oml.functional.metrics")
     if knn is None or theirs is None:
         return
@@ -186,12 +188,12 @@ def neighbours(device: str, rounds: int, k: int = 1000) -> None:
 
 
 def clustering(device: str, rounds: int, iterations: int = 5) -> None:
-    print(f"k-means, {CLASSES} clusters: faiss, and ours")
+    print(f"k-means, {CLASSES} clusters: faiss, and unimetric")
     points, _ = stanford_online_products(device)
     ours, theirs = Clock(device), Clock(device)
     faiss = peer("faiss") if device == "cpu" else None
     for number in range(rounds):
-        # Both as many assignments: faiss reports the objective of the last one, before the centres move once more.
+        # Both compute the same number of assignments: faiss reports the objective of the last one, before the last update of the centers.
         ours(lambda number=number: kmeans(points, CLASSES, iterations=iterations - 1, seed=number))
         if faiss is not None:
             faiss.omp_set_num_threads(torch.get_num_threads())
@@ -202,21 +204,21 @@ def clustering(device: str, rounds: int, iterations: int = 5) -> None:
                 return float(model.obj[-1])
 
             theirs(train)
-    ours.line("unimetric", f"objective {float(ours.answer.objective):.1f}, {ours.wall / rounds / iterations:.3f} s an iteration")
+    ours.line("unimetric", f"objective {float(ours.answer.objective):.1f}, {ours.wall / rounds / iterations:.3f} s per iteration")
     if faiss is not None:
-        theirs.line("faiss", f"objective {theirs.answer:.1f}, {theirs.wall / rounds / iterations:.3f} s an iteration")
-        ratio("faster than faiss (wanted: 1)", theirs, ours)
-        print(f"  -> objective over faiss's: {float(ours.answer.objective) / theirs.answer:.4f} (wanted: at most 1.01)")
+        theirs.line("faiss", f"objective {theirs.answer:.1f}, {theirs.wall / rounds / iterations:.3f} s per iteration")
+        ratio("faster than faiss (target: 1)", theirs, ours)
+        print(f"  -> objective over faiss's: {float(ours.answer.objective) / theirs.answer:.4f} (target: at most 1.01)")
 
 
 def everything(device: str, rounds: int) -> None:
-    print(f"every metric of section 7 ({len(SECTION_7)} of them), one space, from embeddings to numbers")
+    print(f"every metric of section 7 ({len(SECTION_7)} of them), one space, from embeddings to results")
     points, labels = stanford_online_products(device)
     measure(Space(points[:2000], labels[:2000]), SECTION_7)  # the first use of a device loads its libraries
     for _ in range(rounds):
         clock = Clock(device)
         clock(lambda: measure(Space(points, labels), SECTION_7))
-        clock.line("all together (wanted on an H200: under 3 s)")
+        clock.line("all together (target on an H200: under 3 s)")
     print("  " + ", ".join(f"{text} {value:.4f}" for text, value in clock.answer.items()))
     space = Space(points, labels)
     for text in SECTION_7:
@@ -229,10 +231,10 @@ def everything(device: str, rounds: int) -> None:
 
 def million(device: str, rounds: int) -> None:
     print("one million gallery vectors, 10,000 queries: R@{1, 10, 100}")
-    dice = torch.Generator(device).manual_seed(0)
-    classes = torch.randint(0, 100_000, (1_010_000,), generator=dice, device=device)
-    points = torch.randn(100_000, DIM, generator=dice, device=device)[classes]
-    points.add_(torch.randn(len(points), DIM, generator=dice, device=device), alpha=1.5)
+    generator = torch.Generator(device).manual_seed(0)
+    classes = torch.randint(0, 100_000, (1_010_000,), generator=generator, device=device)
+    points = torch.randn(100_000, DIM, generator=generator, device=device)[classes]
+    points.add_(torch.randn(len(points), DIM, generator=generator, device=device), alpha=1.5)
     query = torch.arange(len(points), device=device) < 10_000
     for _ in range(rounds):
         clock = Clock(device)
@@ -240,22 +242,22 @@ def million(device: str, rounds: int) -> None:
         clock.line(f"vectors of {points.numel() * 4 / 2**20:.0f} MiB", " ".join(f"{value:.4f}" for value in clock.answer.values()))
 
 
-SUBJECTS = {"retrieval": retrieval, "neighbours": neighbours, "clustering": clustering, "everything": everything, "million": million}
+SUBJECTS = {"retrieval": retrieval, "neighbors": neighbors, "clustering": clustering, "everything": everything, "million": million}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
-    parser.add_argument("--peer-path", action="append", default=[], help="a folder that peers are installed in")
+    parser.add_argument("--peer-path", action="append", default=[], help="folder with other libraries")
     options = parser.parse_args()
     sys.path.extend(options.peer_path)
     logging.disable(logging.WARNING)
     torch.set_num_threads(options.threads)
     name = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {options.device}, {name}; {PICTURES} x {DIM}, {CLASSES} classes")
+    print(f"torch {torch.__version__}, {options.device}, {name}; {IMAGES} x {DIM}, {CLASSES} classes")
     for subject in options.only:
         SUBJECTS[subject](options.device, options.rounds)
 

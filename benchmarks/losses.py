@@ -1,17 +1,19 @@
-"""Losses side by side with pytorch-metric-learning: time of forward plus backward, extra memory, and waits for the device.
+"""Losses compared with pytorch-metric-learning.
+
+Measures the time of forward plus backward, the extra memory, and the synchronizations with the GPU.
 
     python benchmarks/losses.py                        # CPU, 2 threads: batches of 112, 720 and 4,096
-    python benchmarks/losses.py --device cuda          # also counts copies from the device, which must be none
-    python benchmarks/losses.py --compile              # ours through torch.compile(fullgraph=True); the peer has data-dependent shapes
+    python benchmarks/losses.py --device cuda          # also counts copies from the device, which must be 0
+    python benchmarks/losses.py --compile              # compiles Unimetric only: the other library has data-dependent shapes
     python benchmarks/losses.py --batches 112 --only margin,triplet
 
-Both take turns in one process, and the medians are compared. A turn lasts 50 ms at least, so that a short step is not timed by the waking
-of threads that the other's last lines, which need one only, have let sleep; `--turn 0` times single steps. Each case runs in a process of
-its own, so that a peer that runs out of memory or of patience takes nothing along. Where the peer is not installed, `--peer-path` says
-where it lies; otherwise ours run alone.
+Both libraries alternate in one process, and the medians are compared. A turn lasts at least 50 ms, so that a short step does not include
+the wake-up of idle threads; `--turn 0` times single steps. Each case runs in a separate process, so that a library that runs out of memory
+or time does not end the benchmark. If pytorch-metric-learning is not installed, `--peer-path` names its folder. Without it, Unimetric is
+timed alone.
 
-The matrix products of each case are timed alone as well. No loss that compares a batch can do without them, so that they bound the ratio
-that any code could reach on the machine at hand.
+The matrix products of each case are timed as well. Every loss that compares a batch needs them, so they bound the ratio that any code can
+reach on this machine.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from unimetric.spec import create, find, names
 from unimetric.training.capture import compiled
 
 DIM = 128
-PER_CLASS = {112: 2, 720: 4, 4096: 4}  # Roth et al. 2020, PUMA, and the largest that fits nobody else
+PER_CLASS = {112: 2, 720: 4, 4096: 4}  # Roth et al. 2020, PUMA, and a size that other libraries cannot run
 MIB = 2**20
 
-#: Our loss and miner, and what comes nearest in pytorch-metric-learning: a loss and a miner, of its modules and the number of classes.
-#: A loss without an equal there stands alone. Their NPairsLoss takes one pair of each class and their AngularLoss has no N-pair term, so
-#: that ours is put beside the losses of theirs that make up the same: see `every_anchor`.
+#: Loss and miner, and a function that builds the nearest loss and miner of pytorch-metric-learning. A loss without an equivalent there is
+#: timed alone. NPairsLoss of that library uses one pair per class and its AngularLoss has no N-pair term, so the full losses are compared
+#: with a combination of its losses: see `every_anchor`.
 PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | None] = {
     ("contrastive(active_only=True)", "all"): lambda losses, m, d, c: (losses.ContrastiveLoss(), None),
     ("contrastive", "distance_weighted"): lambda losses, m, d, c: (losses.ContrastiveLoss(), m.DistanceWeightedMiner()),
@@ -66,7 +68,7 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
         losses.MultipleLosses([every_anchor(losses, d), losses.AngularLoss(alpha=45)], weights=[1, 2]),
         one_positive,
     ),
-    # And beside their own, which do less: one pair of each class, or no N-pair term.
+    # Comparison with its NPairsLoss and AngularLoss, which compute less: one pair per class, or no N-pair term.
     ("n_pair(nu=0.0)", ""): lambda losses, m, d, c: (losses.NPairsLoss(), None),
     ("angular(nu=0.0)", ""): lambda losses, m, d, c: (losses.AngularLoss(alpha=45), None),
     ("histogram", ""): lambda losses, m, d, c: (losses.HistogramLoss(n_bins=64), None),
@@ -86,12 +88,12 @@ PEERS: dict[tuple[str, str], Callable[[Any, Any, Any, int], tuple[Any, Any]] | N
     ("soft_triple", ""): lambda losses, m, d, c: (losses.SoftTripleLoss(c, DIM, centers_per_class=2, la=8), None),
 }
 
-#: Beside peers that do less, so that the means over equals leave them out.
+#: Comparisons with losses that compute less. The means over equivalent losses exclude them.
 UNLIKE = ("n_pair(nu=0.0)", "angular(nu=0.0)")
 
 
 def every_anchor(losses: Any, distances: Any) -> Any:
-    """Their N-pair loss over every anchor and all its negatives, which is NTXentLoss of raw products, with the weight on the norm."""
+    """Return the N-pair loss over every anchor and all negatives, with a penalty on the norm."""
     from pytorch_metric_learning.regularizers import LpRegularizer
 
     raw = distances.DotProductSimilarity(normalize_embeddings=False)
@@ -99,7 +101,7 @@ def every_anchor(losses: Any, distances: Any) -> Any:
 
 
 def one_positive(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pairs in their form: one positive and every negative of each anchor, as our n_pair and angular take them."""
+    """Return one positive and all negatives per anchor, as in `n_pair` and `angular`."""
     same = labels[:, None] == labels
     anchor, negative = (~same).nonzero(as_tuple=True)
     return torch.arange(len(labels), device=labels.device), same.fill_diagonal_(False).int().argmax(1), anchor, negative
@@ -108,37 +110,37 @@ def one_positive(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    arguments.add_argument("--batches", default="112,720,4096", help="batch sizes, with commas")
-    arguments.add_argument("--only", default="", help="losses, with commas")
-    arguments.add_argument("--compile", action="store_true", help="compile ours")
+    arguments.add_argument("--batches", default="112,720,4096", help="batch sizes, separated by commas")
+    arguments.add_argument("--only", default="", help="losses, separated by commas")
+    arguments.add_argument("--compile", action="store_true", help="compile the losses of Unimetric")
     arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--seconds", type=float, default=1.0, help="how long to take turns")
-    arguments.add_argument("--turn", type=float, default=50.0, help="milliseconds of one turn, at least")
-    arguments.add_argument("--limit", type=float, default=60.0, help="seconds that one step of the peer may take")
-    arguments.add_argument("--gib", type=float, default=8.0, help="memory that the peer may take, on a CPU")
-    arguments.add_argument("--peer-path", default="", help="a folder that holds pytorch_metric_learning")
-    arguments.add_argument("--json", default="", help="a file for the numbers")
+    arguments.add_argument("--seconds", type=float, default=1.0, help="seconds per case")
+    arguments.add_argument("--turn", type=float, default=50.0, help="minimum milliseconds per turn")
+    arguments.add_argument("--limit", type=float, default=60.0, help="time limit of one step of the other library, in seconds")
+    arguments.add_argument("--gib", type=float, default=8.0, help="memory limit of the other library on a CPU, in GiB")
+    arguments.add_argument("--peer-path", default="", help="folder with pytorch_metric_learning")
+    arguments.add_argument("--json", default="", help="JSON file for the results")
     options = arguments.parse_args()
     if options.peer_path:
         sys.path.insert(0, options.peer_path)
     try:
         import pytorch_metric_learning
-        from pytorch_metric_learning import distances, losses, miners  # noqa: F401  all that it needs must be here
+        from pytorch_metric_learning import distances, losses, miners  # noqa: F401  its dependencies must be installed
 
         peer = f"pytorch-metric-learning {pytorch_metric_learning.__version__}"
     except ImportError as error:
         peer = ""
-        print(f"no pytorch-metric-learning ({error}): ours run alone (see --peer-path)\n")
+        print(f"no pytorch-metric-learning ({error}): only Unimetric is timed (see --peer-path)\n")
     wanted = [name for name in options.only.split(",") if name]
     known = {text.split("(")[0] for text, _ in PEERS}
-    every = [*PEERS, *((name, "") for name in names("losses") if name not in known)]  # a new loss stands alone by itself
+    every = [*PEERS, *((name, "") for name in names("losses") if name not in known)]  # a new loss is timed alone
     cases = [case for case in every if not wanted or case[0].split("(")[0] in wanted]
-    how = "ours compiled, " if options.compile else ""
+    how = "unimetric compiled, " if options.compile else ""
     print(f"torch {torch.__version__}, {peer or 'no peer'}, {how}{options.device}, {options.threads} threads, dimension {DIM}\n")
     if options.compile and options.device == "cpu":
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-        valid_vec_isa_list()  # inductor tries out what the machine can do, for twenty seconds on some: here, before each case is a process
+        valid_vec_isa_list()  # inductor tests the vector instructions, which can take 20 seconds: do it once, before the processes start
     rows = []
     for batch in map(int, options.batches.split(",")):
         rows += table(cases, batch, bool(peer), options)
@@ -150,9 +152,9 @@ def main() -> None:
 
 def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
     per_class = PER_CLASS.get(batch, 4)
-    print(f"batch {batch}, {per_class} per class, {classes_of(batch)} classes; ms forward plus backward, MiB on top of what was there")
+    print(f"batch {batch}, {per_class} per class, {classes_of(batch)} classes; ms forward plus backward, additional MiB")
     copies = "  copies from device" if options.device == "cuda" else ""
-    print(f"{'loss':<44}{'miner':<20}{'ours':>10}{'theirs':>14}{'ratio':>9}{'MiB ours':>10}{'theirs':>14}{copies}")
+    print(f"{'loss':<44}{'miner':<20}{'unimetric':>10}{'PML':>14}{'ratio':>9}{'MiB':>10}{'MiB PML':>14}{copies}")
     rows: list[dict[str, Any]] = []
     for case, row in measure(cases, batch, peer, options):
         row |= {"loss": case[0], "miner": case[1], "batch": batch, "device": options.device}
@@ -172,7 +174,10 @@ def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpars
 
 
 def summary(rows: list[dict[str, Any]], limit: float) -> None:
-    """A peer that was stopped counts with the limit, so that the mean is a lower bound; one that ran out of memory has no time to count."""
+    """Print the mean ratios.
+
+    A step that was stopped counts with the time limit, so the mean is a lower bound. Cases that ran out of memory are excluded.
+    """
     both = []
     for row in rows:
         stopped = row.get("stopped", "")
@@ -181,10 +186,10 @@ def summary(rows: list[dict[str, Any]], limit: float) -> None:
             both.append((theirs / row["ours"], row))
     failed = sum(row.get("stopped") == "out of memory" for row in rows)
     if failed:
-        print(f"the peer ran out of memory: {failed} times, not counted below")
+        print(f"pytorch-metric-learning ran out of memory {failed} times; excluded below")
     equal = [item for item in both if item[1]["loss"] not in UNLIKE]
     tuples = [item for item in equal if family(item[1]["loss"]) != "proxy"]
-    for title, kept in (("all", both), ("beside an equal", equal), ("pairs and tuples beside an equal", tuples)):
+    for title, kept in (("all", both), ("equivalent losses", equal), ("equivalent pair and tuple losses", tuples)):
         if kept:
             ratio, slowest = min(kept, key=lambda item: item[0])
             mean = statistics.geometric_mean(ratio for ratio, _ in kept)
@@ -194,14 +199,14 @@ def summary(rows: list[dict[str, Any]], limit: float) -> None:
             print(f"{title}: geometric mean of {len(kept)} ratios {least}; least {ratio:.2f} ({worst})")
             bound = statistics.geometric_mean(ratio * row["ours"] / row["floor"] for ratio, row in kept)
             floor = statistics.median(row["floor"] for _, row in kept)
-            print(f"    the bare products alone take {number(floor)} ms in the median: no code that makes them can exceed {bound:.1f}")
+            print(f"    the matrix products alone take {number(floor)} ms (median), so no code can exceed a ratio of {bound:.1f}")
     most = [row for row in rows if "ours_mib" in row]
     if most:
         top = max(most, key=lambda row: row["ours_mib"])
-        print(f"our largest extra memory {top['ours_mib']:.0f} MiB ({top['loss']})")
+        print(f"largest extra memory of unimetric {top['ours_mib']:.0f} MiB ({top['loss']})")
     counted = [row["ours_copies"] for row in rows if "ours_copies" in row]
     if counted:
-        print(f"copies from the device inside our losses: {sum(counted)}")
+        print(f"copies from the device in the losses of unimetric: {sum(counted)}")
     print()
 
 
@@ -218,13 +223,16 @@ def classes_of(batch: int) -> int:
 
 
 def measure(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace):  # type: ignore[no-untyped-def]
-    """Each case and its numbers. A worker that stops or exceeds its time is ended, and a new one goes on behind the case."""
-    context = multiprocessing.get_context("fork")  # this process runs nothing on the device, so that its children can
+    """Yield each case and its results.
+
+    A worker that crashes or exceeds its time is killed, and a new one continues with the next case.
+    """
+    context = multiprocessing.get_context("fork")  # fork requires that this process does not use the device
     waiting = list(cases)
     while waiting:
         listen, speak = context.Pipe(duplex=False)
-        # On a CPU memory is limited by process, so that each case has one. Starting the GPU is slow: there they share it.
-        share = waiting[:1] if options.device == "cpu" else list(waiting)  # a copy: `waiting` shrinks while we walk
+        # On a CPU, memory is limited per process, so each case has its own. On a GPU, the cases share one, because its start is slow.
+        share = waiting[:1] if options.device == "cpu" else list(waiting)  # a copy, because `waiting` shrinks in the loop
         worker = context.Process(target=work, args=(share, batch, peer, options, speak))
         worker.start()
         speak.close()
@@ -233,7 +241,7 @@ def measure(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpa
             waiting.pop(0)
             alive = True
             while alive:
-                # Ours may have to be compiled; then the peer's first step; then both take turns.
+                # First compilation, then the first step of the other library, then both alternate.
                 patience = 300 if "ours" not in row else options.limit + 5 if "theirs" not in row else 3 * options.limit
                 if not listen.poll(patience):
                     row["stopped"] = f"over {options.limit:.0f} s"
@@ -256,7 +264,7 @@ def measure(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpa
 
 
 def work(cases: list[tuple[str, str]], batch: int, peer: bool, options: argparse.Namespace, speak: Any) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the profiler's words about missing GPUs; failures go to stdout
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # hide messages of the profiler about missing GPUs; errors go to stdout
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)
@@ -282,12 +290,12 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
     classes = classes_of(len(labels))
     loss = create("losses", text, miner=miner or None, num_classes=classes, dim=DIM).to(device)
 
-    minimise = compiled(loss, device) if options.compile else loss  # as a run does
+    minimize = compiled(loss, device) if options.compile else loss  # as a run does
 
     def ours(z: torch.Tensor, y: torch.Tensor) -> None:
         z.grad = None
-        loss.zero_grad()  # as a step of training does: what a CUDA graph gave must not be added to what it gives next
-        minimise(z, y).backward()
+        loss.zero_grad()  # as in training: gradients of a CUDA graph must not accumulate
+        minimize(z, y).backward()
 
     steps = [("ours", ours)]
     build = PEERS.get(case)
@@ -309,7 +317,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
     for name, step in steps:
         shape = (embeddings, labels) if options.compile and name == "ours" else (small, labels[:8])  # compiled for one shape
         step(*shape)
-        peak(step, *shape)  # libraries load, pools fill and the profiler wakes before anything is counted
+        peak(step, *shape)  # load libraries, fill memory pools and start the profiler before counting
         if name == "theirs" and device.type == "cpu":
             room = int(options.gib * 2**30) + virtual_memory()
             resource.setrlimit(resource.RLIMIT_AS, (room, room))
@@ -322,7 +330,7 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
         if name == "theirs" and seconds > options.limit:
             speak.send({"stopped": f"over {options.limit:.0f} s"})
             return
-        # What is known is said at once: the next step may be the last.
+        # Send each result at once, because the next step may crash.
         speak.send({name: seconds * 1000, f"{name}_mib": extra / MIB})
         if device.type == "cuda":
             speak.send({f"{name}_copies": copies_from_device(lambda step=step: step(embeddings, labels))})
@@ -338,11 +346,11 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
 
 
 def bare_products(loss: torch.nn.Module, classes: int, embeddings: torch.Tensor) -> Callable[..., None]:
-    """The matrix products of one step, and nothing else: the similarities, and their gradient given that of the loss."""
+    """Return a step of the matrix products only: similarities and their gradient."""
     z = embeddings.detach()
     w = torch.randn(classes, DIM, device=z.device) if loss.family == "proxy" else z
     slope = torch.randn(len(z), len(w), device=z.device)
-    # The few triplets that a miner draws have gradients of their own, without the matrix.
+    # The gradient of drawn triplets needs no matrix product.
     drawn = getattr(getattr(loss, "miner", None), "gives", None) is Triplets
 
     def step(*_: torch.Tensor) -> None:
@@ -356,7 +364,7 @@ def bare_products(loss: torch.nn.Module, classes: int, embeddings: torch.Tensor)
 
 
 def timed(step: Callable[..., None], *inputs: torch.Tensor, count: int = 1) -> float:
-    """Seconds of a step, the mean of some in a row."""
+    """Return the seconds per step, as the mean of consecutive steps."""
     synchronize(inputs[0].device)
     start = time.perf_counter()
     for _ in range(count):
@@ -371,7 +379,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak(step: Callable[..., None], *inputs: torch.Tensor) -> tuple[float, float]:
-    """Bytes on top of what was there, and seconds, of one step."""
+    """Return the additional bytes and the seconds of one step."""
     gc.collect()
     if inputs[0].device.type == "cuda":
         torch.cuda.synchronize()
@@ -383,7 +391,7 @@ def peak(step: Callable[..., None], *inputs: torch.Tensor) -> tuple[float, float
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step(*inputs)
     seconds = time.perf_counter() - start
-    # The allocator keeps what is freed, so that the process's own size tells nothing: tensors are counted as they come and go.
+    # Count allocations of tensors, because the allocator does not return freed memory to the system.
     held = highest = 0
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
@@ -393,13 +401,13 @@ def peak(step: Callable[..., None], *inputs: torch.Tensor) -> tuple[float, float
 
 
 def virtual_memory() -> int:
-    """Bytes of address space of this process, as Linux tells it."""
+    """Return the address space of this process in bytes (Linux)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
     return int(line.split()[1]) * 1024
 
 
 def copies_from_device(step: Callable[[], None]) -> int:
-    """How often a step makes the host wait for the device: copies to the host, single numbers read, shapes that depend on data."""
+    """Count the synchronizations with the GPU: copies, scalars and data-dependent shapes."""
     step()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -409,7 +417,7 @@ def copies_from_device(step: Callable[[], None]) -> int:
 
 
 def count_miners_apart(options: argparse.Namespace) -> None:
-    """Ours alone, in a process of their own: copies from the device."""
+    """Count the copies from the device in the miners, in a separate process."""
     context = multiprocessing.get_context("fork")
     worker = context.Process(target=count_miners, args=(options,))
     worker.start()
@@ -419,7 +427,7 @@ def count_miners_apart(options: argparse.Namespace) -> None:
 def count_miners(options: argparse.Namespace) -> None:
     labels = (torch.arange(112) // 2).to(options.device)
     similarity, pairs = compare(torch.randn(112, DIM, device=options.device), labels)
-    print("copies from the device inside our miners, at batch 112:")
+    print("copies from the device in the miners, at batch 112:")
     for name in names("miners"):
         miner = create("miners", name).to(options.device)
         print(f"  {name:<20}{copies_from_device(lambda miner=miner: miner(similarity, pairs))}", flush=True)

@@ -1,12 +1,12 @@
-"""What each objective costs: step time and peak memory against the plain one.
+"""Step time and peak memory of each objective, relative to the plain one.
 
     python benchmarks/objectives.py --device cuda --network resnet50             # batch 112, bf16, channels last
     python benchmarks/objectives.py --device cuda --network resnet50 --compile
     python benchmarks/objectives.py --device cpu --network small --rounds 3 --steps 5
 
-A step is that of `unimetric.training.loop`, call by call, on a stage that the engine has set: views cropped out of made-up pictures in
-memory, `begin`, model, objective, backward, optimiser, `stepped`. All objectives take turns in one process, and the ratio is the median
-over rounds of each round's own ratio. The targets: S2SD 1.10, Uniform Prior 1.05, DiVA 2.30 (a second view, and a copy of the network).
+A step is `take_step` of `unimetric.training.loop`, on crops of random images in memory. All objectives alternate in one process. The
+ratio is the median over rounds of the ratio within each round. The targets: S2SD 1.10, Uniform Prior 1.05, DiVA 2.30 (a second view, and
+a copy of the network).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,21 +24,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from unimetric.config import RunConfig, load
+from unimetric.config import load
 from unimetric.images import packing
-from unimetric.images.loading import View
 from unimetric.images.table import Table
-from unimetric.objectives import Output
-from unimetric.runs.device import Fabric, open_fabric
+from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
-from unimetric.training.distributed import gathered
+from unimetric.training.batches import batches
+from unimetric.training.loop import take_step
 from unimetric.training.state import TrainingState, build_training_state
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {"backbone": "timm(name='resnet50', frozen_batchnorm=True)", "transform": "base"},
     "small": {"backbone": "small", "transform": "glyphs"},
 }
-#: Name, objective, head, and how many times the plain step it may cost.
+#: Name, objective, head, and the largest step time as a multiple of the plain one.
 OBJECTIVES = (
     ("plain", "plain", "linear(dim=128)", 1.0),
     ("s2sd, four branches", "s2sd(delay=0)", "linear(dim=128)", 1.10),
@@ -52,7 +50,7 @@ MIB = 2**20
 
 
 def made_up_pack(path: Path, *, height: int, width: int) -> None:
-    """Seventy classes of twenty random pictures, all but four classes to train on."""
+    """Write a pack of 70 classes with 20 random images each; 66 classes are for training."""
     rng = np.random.default_rng(0)
     labels = np.arange(1400) % 70
     few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
@@ -66,43 +64,16 @@ def made_up_pack(path: Path, *, height: int, width: int) -> None:
     packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
-def training(stage: TrainingState, config: RunConfig, fabric: Fabric) -> Iterator[torch.Tensor]:
-    """A step of the engine's loop each time it is asked for another."""
-    model, objective, optimizer, sampler = stage.model, stage.objective, stage.optimizer, stage.sampler
-    drawn: deque[np.ndarray] = deque()
-
-    def requests() -> Iterator[tuple[np.ndarray, View]]:
-        for number in itertools.count():
-            sampler.epoch, step = divmod(number, len(sampler))
-            drawn.append(sampler.batch(step))
-            for view in range(stage.views):
-                yield stage.split.train[drawn[-1]], View(stage.recipe, seed=config.seed, epoch=sampler.epoch, view=view)
-
-    model.train()
-    objective.train()
-    for images, *views in zip(*[stage.pictures.load(requests())] * stage.views, strict=True):
-        labels = torch.from_numpy(stage.labels[drawn.popleft()])
-        labels = (labels.pin_memory() if fabric.device.type == "cuda" else labels).to(fabric.device, non_blocking=True)
-        for group, rate in zip(optimizer.param_groups, stage.rates, strict=True):
-            group["lr"] = rate * stage.factor(0)
-        if hasattr(objective, "begin"):
-            objective.begin()
-        embeddings, tokens, branches = model(images)
-        output = Output(embeddings.float(), tokens, images, tuple(branch.float() for branch in branches), tuple(views))
-        output = gathered(fabric, output, getattr(objective, "reads", ()))
-        terms = stage.minimize(output, labels)
-        loss = torch.stack(list(terms.values())).sum()
-        optimizer.zero_grad()
-        fabric.backward(loss)
-        optimizer.step()
-        if hasattr(objective, "stepped"):
-            with torch.no_grad():
-                objective.stepped()
-        yield loss.detach()
+def training(state: TrainingState) -> Iterator[torch.Tensor]:
+    """Yield the loss of one step of the training loop after another."""
+    for epoch in itertools.count():
+        state.begin_epoch(epoch)
+        for _, batch in batches(state, epoch):
+            yield take_step(state, batch, 0.0)[0]
 
 
 def milliseconds(steps: Iterator[torch.Tensor], count: int, device: torch.device) -> float:
-    """A step, when the host may run ahead of the device as it does in training."""
+    """Return milliseconds per step if the host may run ahead of the device, as in training."""
     wait(device)
     begun = time.perf_counter()
     for _ in range(count):
@@ -122,10 +93,10 @@ def main() -> None:
     parser.add_argument("--network", choices=tuple(NETWORKS), default="resnet50")
     parser.add_argument("--batch", type=int, default=112)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=30, help="steps a round")
-    parser.add_argument("--compile", action="store_true", help="model and objective through torch.compile")
-    parser.add_argument("--only", default="", help="names that begin so, by commas; the plain one is always there")
-    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    parser.add_argument("--steps", type=int, default=30, help="steps per round")
+    parser.add_argument("--compile", action="store_true", help="compile model and objective")
+    parser.add_argument("--only", default="", help="prefixes of names, separated by commas; plain is always included")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     cuda = options.device == "cuda"
     wanted = tuple(options.only.split(","))
@@ -155,21 +126,21 @@ def main() -> None:
             )
             fabric = open_fabric(config)
             before = torch.cuda.memory_allocated() if cuda else 0
-            runs[name] = training(stage := build_training_state(config, fabric, display), config, fabric)
+            runs[name] = training(state := build_training_state(config, fabric, display))
             milliseconds(runs[name], 5, device)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
                 milliseconds(runs[name], 10, device)
-                pixels = getattr(stage.pictures, "pixels", None)
+                pixels = getattr(state.loader, "pixels", None)
                 own = pixels.numel() * pixels.element_size() if isinstance(pixels, torch.Tensor) else 0
                 memory[name] = (torch.cuda.max_memory_allocated() - before - own) / MIB
-        for _ in range(options.rounds):  # in turns: the machine's mood changes
+        for _ in range(options.rounds):  # alternate, because the speed of the machine changes
             for name, steps in runs.items():
                 times.setdefault(name, []).append(milliseconds(steps, options.steps, device))
 
     where = torch.cuda.get_device_name() if cuda else "cpu"
     print(f"{options.network}, batch {options.batch}, {where}" + (", compiled" if options.compile else ""))
-    print(f"{'objective':<22}{'ms a step':>10}{'ratio':>8}{'rounds from .. to':>20}{'allowed':>9}{'peak MiB':>10}{'ratio':>8}")
+    print(f"{'objective':<22}{'ms/step':>10}{'ratio':>8}{'rounds from .. to':>20}{'allowed':>9}{'peak MiB':>10}{'ratio':>8}")
     results = {}
     for name, _, _, allowed in OBJECTIVES:
         if name not in times:

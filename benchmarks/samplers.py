@@ -1,12 +1,12 @@
-"""What the choice of a batch costs: embedded samplers beside a straightforward numpy/scipy version of each, in the same run.
+"""Samplers that use embeddings, compared with a plain numpy/scipy version of each.
 
-    python benchmarks/samplers.py                      # CPU: milliseconds, ratio, and whether both choose the same
-    python benchmarks/samplers.py --device cuda        # and the share of a 33 ms step, of ResNet-50 with a batch of 112,
-                                                       # alone and beside work that keeps the GPU busy for as long
+    python benchmarks/samplers.py                      # CPU: milliseconds, ratio, and whether both select the same rows
+    python benchmarks/samplers.py --device cuda        # and the fraction of a 33 ms step (ResNet-50, batch 112),
+                                                       # alone and while other work keeps the GPU busy
 
-Runs of the two alternate, and the median of each is shown; `processor` is the ratio by processor time of all threads. Both are timed
-with the drawing of big batch and candidates; so that their choices can be compared, the straightforward one then chooses among the same
-ones as ours.
+Both versions alternate, and the median of each is shown. `processor` is the ratio of the processor times of all threads. Times include
+drawing the big batch and its candidates. The plain version then selects among the candidates of Unimetric, so that the selections can be
+compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP_MS = 33.0  # ResNet-50, batch 112, 224 x 224, mixed precision, on one H200
 
 
 def straightforward_draw(by_class: list[np.ndarray], rng: np.random.Generator, *, batch_size: int, n: int = 2) -> None:
-    """A big batch and ten candidates of it, n samples a class: one call a class."""
+    """Draw a big batch and ten candidates of it, n samples per class, with one call per class."""
     classes = rng.choice(len(by_class), 1024 // n)
     big_batch = [rng.choice(by_class[number], n, replace=False) for number in classes]
     for _ in range(10):
@@ -70,7 +70,7 @@ def straightforward_frechet(big_batch: np.ndarray, positions: np.ndarray) -> int
 def reference(
     name: str, sampler: object, labels: np.ndarray, embeddings: np.ndarray, batch_size: int, step: int
 ) -> tuple[Callable[[], object], Callable[[object], np.ndarray]]:
-    """The straightforward way to a batch, and how to read the batch (of a coreset, the centres) from its result."""
+    """Return a function that selects a batch, and one that reads the rows from its result."""
     rng = np.random.default_rng((sampler.seed if name == "greedy_coreset" else 1, 0, step))
     if name == "greedy_coreset":
         rows = rng.choice(len(embeddings), sampler.big_batch, replace=False)
@@ -89,13 +89,13 @@ def reference(
 
 
 def timed(call: Callable[[], object], device: str) -> tuple[float, float, object]:
-    """Milliseconds by the clock, and of processor time, which other programs disturb less."""
+    """Return the wall time and the processor time in milliseconds, and the result."""
     if device == "cuda":
         torch.cuda.synchronize()
     start, processor = time.perf_counter(), time.process_time()
     result = call()
     if device == "cuda":
-        torch.cuda.synchronize()  # a batch is handed over at once, while the next one is being chosen: that is what it costs
+        torch.cuda.synchronize()  # a batch is returned at once while the next one is computed; include that time
     return (time.perf_counter() - start) * 1e3, (time.process_time() - processor) * 1e3, result
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=128)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    # As large as the training half of CUB200: 5,864 rows of 100 classes.
+    # The size of the training half of CUB200: 5,864 rows of 100 classes.
     rng = np.random.default_rng(0)
     labels = rng.integers(100, size=5864)
     points = rng.standard_normal((100, arguments.dim))[labels] + rng.standard_normal((len(labels), arguments.dim))
@@ -119,7 +119,7 @@ def main() -> None:
     print(
         f"batch {arguments.batch_size}, big batch 1,024, 10 candidates, {arguments.dim}-d, {arguments.device}, {arguments.threads} threads"
     )
-    print(f"{'sampler':20}{'ours, ms':>10}{'numpy, ms':>11}{'ratio':>8}{'processor':>11}{'same choice':>13}{'of a step':>11}")
+    print(f"{'sampler':20}{'unimetric':>10}{'numpy, ms':>11}{'ratio':>8}{'processor':>11}{'same choice':>13}{'of a step':>11}")
     for name in arguments.only:
         sampler = create("samplers", name, labels=labels, batch_size=arguments.batch_size, seed=0)
         ours, theirs, our_processor, their_processor, same = [], [], [], [], 0
@@ -146,11 +146,11 @@ def main() -> None:
         line = f"{name:20}{cost:10.3f}{other:11.1f}{other / cost:7.1f}x{by_processor:10.1f}x"
         print(line + f"{f'{same}/{len(ours)}':>13}{cost / STEP_MS:11.1%}")
         if arguments.device == "cuda":
-            beside_a_step(name, sampler, embeddings, arguments.batch_size)
+            time_with_step(name, sampler, embeddings, arguments.batch_size)
 
 
-def beside_a_step(name: str, sampler: object, embeddings: torch.Tensor, batch_size: int) -> None:
-    """What a sampler adds to a step of the same length: products of matrices that keep the GPU busy, with and without it."""
+def time_with_step(name: str, sampler: object, embeddings: torch.Tensor, batch_size: int) -> None:
+    """Print the time that a sampler adds to a step of matrix products that keep the GPU busy."""
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
 
     def busy(products: int, choose: bool) -> float:

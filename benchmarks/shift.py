@@ -1,15 +1,15 @@
-"""What the Frechet distance costs beside the usual formula with scipy.linalg.sqrtm, and what a whole sequence of splits costs.
+"""Frechet distance compared with scipy.linalg.sqrtm, and time of a sequence of splits.
 
-    python benchmarks/shift.py                     # 2,048 dimensions, as of ResNet-50
+    python benchmarks/shift.py                     # 2,048 dimensions, as in ResNet-50
     python benchmarks/shift.py --dim 512
     python benchmarks/shift.py --dataset cars196 --features cars.npz --published cars196_splits.json
 
-Ours is the median of several runs, the formula's one run: it takes long enough. Both in float64 on one thread, with the covariances in the
-time, which is the processor's and not the clock's: other programs do not count. Then a stand-in for CUB: 200 classes in two halves, the
-whole sequence of exchanges and removals with its distances.
+The time of Unimetric is the median of several runs, that of the formula one run. Both use float64 on one thread and include the
+covariances. Times are processor times, which other programs disturb less. The sequence uses synthetic features of the size of CUB200:
+200 classes in two halves, with all swaps, removals and distances.
 
-With features of a real dataset, which `unimetric split --features` makes, the sequence is that of the dataset, and published splits stand
-beside ours of the same distance.
+With the features of a dataset (`unimetric split --features`), the sequence is that of the dataset, and published splits are compared with
+the splits of the nearest distance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from unimetric.splits.ood import distances
 
 
 def formula(a: np.ndarray, b: np.ndarray) -> float:
-    """As the authors of ooDML, and most others, write it."""
+    """Compute the distance by the formula of the ooDML code."""
     own, other = (np.cov(points, rowvar=False) for points in (a, b))
     small = 1e-8 * np.eye(len(own))
     root = scipy.linalg.sqrtm((own + small) @ (other + small)).real
@@ -51,29 +51,32 @@ def seconds(function: Callable[[], object], repeats: int) -> tuple[float, object
     return statistics.median(times), value
 
 
-def beside_published(dataset: str, features_file: str, published_file: str) -> None:
-    """Our sequence for a real dataset; for each published split its printed distance, the distance of its classes by these features, and
-    ours that comes nearest to that, with the share of classes that stand on the same side."""
+def compare_published(dataset: str, features_file: str, published_file: str) -> None:
+    """Compare published splits of a dataset with the splits of `unimetric split`.
+
+    Each line has the published distance, the distance of the same classes with these features, the split of the nearest distance, and the
+    fraction of classes on the same side.
+    """
     table: Table = create("datasets", dataset)
     features = read_features(features_file, table)
     took, splits = seconds(lambda: make_splits(table, features), 1)
     steps = splits["history"]
     found = np.array([step["distance"] for step in steps])
     print(f"{dataset}: {len(steps)} splits in {took:.1f}s, distances {found.min():.2f} to {found.max():.2f}; "
-          f"the usual division {found[[step['key'] for step in steps].index('0')]:.2f}, no shift {splits['no_shift']:.2f}")  # fmt: skip
+          f"the standard split {found[[step['key'] for step in steps].index('0')]:.2f}, no shift {splits['no_shift']:.2f}")  # fmt: skip
     if not published_file:
         return
     means = class_means(torch.from_numpy(features), torch.from_numpy(table.labels), len(table.class_names))
-    print(f"{'split':>6} {'printed':>8} {'measured':>9} {'ours':>6} {'distance':>9} {'classes on the same side':>25}")
+    print(f"{'split':>6} {'printed':>8} {'measured':>9} {'split':>6} {'distance':>9} {'classes on the same side':>25}")
     for number, printed in distances(published_file).items():
         part, arguments = bind("splits", f"published(path={published_file!r}, split={number}, on_missing='skip')", seed=0)
-        division = part(table, **arguments)
-        train, test = (np.unique(table.labels[rows]) for rows in (division.train, division.test))
+        split = part(table, **arguments)
+        train, test = (np.unique(table.labels[rows]) for rows in (split.train, split.test))
         measured = float(frechet_distance(means[train], means[test]))
         step = steps[int(np.abs(found - measured).argmin())]
         sides = [{splits["classes"][place] for place in step[side]} for side in ("train", "test")]
         theirs = [{table.class_names[label] for label in side} for side in (train, test)]
-        # Which side is called train is a matter of where the sequence began; exchanges keep it.
+        # The start of the sequence defines the training side, and swaps keep it.
         same = sum(len(a & b) for a, b in zip(sides, theirs, strict=True)) / sum(map(len, theirs))
         print(f"{number:>6} {printed:>8.2f} {measured:>9.2f} {step['key']:>6} {step['distance']:>9.2f} {same:>25.1%}")
 
@@ -86,11 +89,11 @@ def main() -> None:
     parser.add_argument("--published", default="")
     options = parser.parse_args()
     if options.features:
-        beside_published(options.dataset, options.features, options.published)
+        compare_published(options.dataset, options.features, options.published)
         return
     dim, rng = options.dim, np.random.default_rng(0)
     spread = np.geomspace(1, 0.1, dim)
-    print(f"{'points':>8} {'dim':>6} {'ours':>10} {'sqrtm':>10} {'ratio':>9}   relative difference (1e-8 on the diagonals is theirs)")
+    print(f"{'points':>8} {'dim':>6} {'unimetric':>10} {'sqrtm':>10} {'ratio':>9}   relative difference (sqrtm adds 1e-8 to the diagonals)")
     for points, repeats in ((100, 9), (dim * 5 // 4, 3)):
         a, b = (rng.standard_normal((points, dim)) * spread + 0.1 * rng.standard_normal(dim) for _ in range(2))
         ours, found = seconds(lambda a=a, b=b: float(frechet_distance(torch.from_numpy(a), torch.from_numpy(b))), repeats)

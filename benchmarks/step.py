@@ -1,10 +1,10 @@
-"""How much of the bare network's speed a whole training run reaches, and where the rest of a step goes.
+"""Speed of a training run relative to the bare network, and time per part of a step.
 
-    python benchmarks/step.py                 # on whatever machine this is
-    python benchmarks/step.py --compile       # both sides compiled
+    python benchmarks/step.py                 # on the GPU if there is one, otherwise on the CPU
+    python benchmarks/step.py --compile       # both compiled
 
-The bare step is forward, backward and the optimiser on one batch that already lies on the device. The run is `unimetric.training.loop`
-itself: batches drawn, cropped and augmented out of a pack, mined, and learnt from. They take turns in one process.
+The bare step is forward, backward and optimizer on one batch that is already on the device. The run is `unimetric.training.loop`: it
+draws batches, crops and augments images of a pack, mines, and updates the weights. Both alternate in one process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CPU = {"small network, batch 112": dict(backbone="small", transform="glyphs", ba
 
 
 def made_up_pack(path: Path, *, pictures: int, height: int, width: int) -> None:
-    """Smooth random pictures of a camera's shape: what they show does not matter here, their size does."""
+    """Write a pack of random images of the size of photos."""
     rng = np.random.default_rng(0)
     labels = np.arange(pictures) % (pictures // 20)
     table = Table(
@@ -70,7 +70,7 @@ def milliseconds(function, device: torch.device, repeats: int) -> float:
 
 
 def back_to_back(function, device: torch.device, repeats: int) -> float:
-    """Milliseconds a call when the host may run ahead of the device, as it does in training."""
+    """Return milliseconds per call if the host may run ahead of the device, as in training."""
     for _ in range(5):
         function()
     synchronize(device)
@@ -98,7 +98,7 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
     device, batch = fabric.device, config.batch_size
     rows = stage.sampler.batch(0)
     look = View(stage.recipe, epoch=0)
-    images = next(stage.pictures.load([(stage.split.train[rows], look)]))
+    images = next(stage.loader.load([(stage.split.train[rows], look)]))
     labels = torch.from_numpy(stage.labels[rows]).to(device)
     stage.model.train()
 
@@ -114,13 +114,13 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
 
     pairs = match(labels, dim=stage.bare.dim)
     parts = {
-        "data": lambda: next(stage.pictures.load([(stage.split.train[rows], look)])),
+        "data": lambda: next(stage.loader.load([(stage.split.train[rows], look)])),
         "loss with mining": lambda: stage.objective(Output(fixed, fixed[:, None], images), labels)["loss"].backward(),
         "mining": lambda: stage.objective.loss.miner(similarity, pairs),
     }
     epochs = max(2, -(-steps // len(stage.sampler)) + 1)
     bare_times, run_times = [], []
-    for round_ in range(rounds):  # in turns: the machine's mood changes
+    for round_ in range(rounds):  # alternate, because the speed of the machine changes
         bare_times.append(back_to_back(bare, device, steps))
         run = load(**{**config.__dict__, "epochs": epochs, "seed": round_})
         train(run, folder / f"{name}{round_}", quiet=True)
@@ -129,8 +129,8 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
     bare_ms, run_ms = statistics.median(bare_times), statistics.median(run_times)
     shares = {part: milliseconds(function, device, 20) for part, function in parts.items()}
     print(f"\n{name} on {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}" + (", compiled" if compile else ""))
-    print(f"  bare step       {bare_ms:8.2f} ms  {1000 * batch / bare_ms:8,.0f} pictures/s   (rounds: {[round(t, 2) for t in bare_times]})")
-    print(f"  end to end      {run_ms:8.2f} ms  {1000 * batch / run_ms:8,.0f} pictures/s   ratio {bare_ms / run_ms:.3f}")
+    print(f"  bare step       {bare_ms:8.2f} ms  {1000 * batch / bare_ms:8,.0f} images/s   (rounds: {[round(t, 2) for t in bare_times]})")
+    print(f"  end to end      {run_ms:8.2f} ms  {1000 * batch / run_ms:8,.0f} images/s   ratio {bare_ms / run_ms:.3f}")
     for part, value in shares.items():
         print(f"  {part:<15} {value:8.2f} ms  {100 * value / run_ms:5.1f} % of a step, if nothing overlapped")
     return {"bare_ms": bare_ms, "run_ms": run_ms, "ratio": bare_ms / run_ms, **shares}
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
     results = {}

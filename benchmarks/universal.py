@@ -1,12 +1,12 @@
-"""What a training step costs with a frozen network and something inserted, against training all of it; and what the insertion costs in use.
+"""Cost of adapters in training and in embedding, relative to the plain network.
 
     python benchmarks/universal.py --device cuda                            # ViT-S/16, batch 720, bf16
     python benchmarks/universal.py --device cuda --compile --only full,puma
     python benchmarks/universal.py --device cpu --network test_vit --image-size 32 --batch 64
 
-A step is forward, loss (CurricularFace), backward, clipping and AdamW on one batch that already lies on the device. All cases take turns
-in one process, so that the machine's mood is shared; the ratio is of medians over rounds. Memory is the peak of a step with that case
-alone on the device, weights and moments included; on a CPU, what the graph keeps for the backward pass.
+A step is forward, loss (CurricularFace), backward, clipping and AdamW on one batch that is already on the device. All cases alternate in
+one process, and the ratio is that of the medians over rounds. Memory is the peak of a step with one case on the device, including weights
+and moments; on a CPU, it is the memory that the graph saves for the backward pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSES = 400
 
 
 class Case:
-    """A model with its objective and optimiser, ready to step and to embed."""
+    """A model with its objective and optimizer."""
 
     def __init__(self, adapter: str, options: argparse.Namespace, images: torch.Tensor) -> None:
         size = f", image_size={options.image_size}" if options.image_size else ""
@@ -80,7 +80,7 @@ class Case:
             self.model(self.images)
 
     def memory(self) -> float:
-        """MiB: see the top of the file."""
+        """Return the memory of a step in MiB, as defined at the top of the file."""
         self.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -101,7 +101,7 @@ class Case:
 
 
 def milliseconds(function, device: torch.device, repeats: int) -> float:
-    """A call, when the host may run ahead of the device, as it does in training."""
+    """Return milliseconds per call if the host may run ahead of the device, as in training."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -116,17 +116,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--network", default="vit_small_patch16_224")
-    parser.add_argument("--image-size", type=int, default=0, help="of networks with another size of their own; 0 is theirs")
+    parser.add_argument("--image-size", type=int, default=0, help="image size in pixels; 0 for that of the network")
     parser.add_argument("--batch", type=int, default=720)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="of a round")
-    parser.add_argument("--compile", action="store_true", help="the whole model, in every case")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--compile", action="store_true", help="compile the model in every case")
     parser.add_argument("--plain", action="store_true", help="without the fused LayerNorm of frozen transformers")
-    parser.add_argument("--only", default="", help="cases, separated by commas; `full` is always there")
-    parser.add_argument("--out", type=Path, help="JSON for the numbers")
+    parser.add_argument("--only", default="", help="cases, separated by commas; `full` is always included")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     _vit.FUSE = not options.plain
-    torch._dynamo.config.recompile_limit = 64  # every case compiles the same forward anew, for training and for use
+    torch._dynamo.config.recompile_limit = 64  # every case recompiles the same forward, for training and for embedding
     device = torch.device(options.device)
     chosen = [name.strip() for name in options.only.split(",") if name.strip()]
     cases = {name: adapter for name, adapter in CASES.items() if not chosen or name in chosen or name == "full"}
@@ -135,7 +135,7 @@ def main() -> None:
     images = torch.randn(options.batch, 3, options.image_size or 224, options.image_size or 224, device=device)
 
     numbers: dict[str, dict[str, float]] = {}
-    for name, adapter in cases.items():  # one after the other, nothing else on the device
+    for name, adapter in cases.items():  # one case at a time on the device
         case = Case(adapter, options, images)
         numbers[name] = {"trained": case.trained, "memory_mib": case.memory()}
         del case
@@ -149,7 +149,7 @@ def main() -> None:
     for kind in ("step", "embed"):
         for case in built.values():
             milliseconds(getattr(case, kind), device, 3)
-        for _ in range(options.rounds):  # in turns
+        for _ in range(options.rounds):  # alternate
             for name, case in built.items():
                 times[name][kind].append(milliseconds(getattr(case, kind), device, options.steps))
     for name in built:

@@ -160,3 +160,68 @@ def test_importlib_reaches_project_modules_from_spec_only() -> None:
             first = node.args[0] if isinstance(node, ast.Call) and node.args else None
             elsewhere = isinstance(first, ast.Constant) and str(first.value).split(".")[0] != "unimetric"
             assert elsewhere or path.name == "spec.py", f"{path}: {ast.unparse(node)}"
+
+
+# --- Size of functions ----------------------------------------------------------------------------
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
+    """Return the number of lines of a function's body, without docstring and blank lines."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return sum(bool(line.strip()) for line in lines[body[0].lineno - 1 : function.end_lineno]) if body else 0
+
+
+def test_functions_have_at_most_60_lines() -> None:
+    example = 'def f():\n    """Summary.\n\n    Details."""\n    x = 1\n\n    return x'
+    assert body_lines(ast.parse(example).body[0], example.splitlines()) == 2  # type: ignore[arg-type]
+    found: dict[str, int] = {}
+    for name, path in MODULES.items():
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[f"{name}.{node.name}"] = max(body_lines(node, text.splitlines()), found.get(f"{name}.{node.name}", 0))
+    loop = found.pop("unimetric.training.loop.train")
+    assert loop > 30, "the training loop is one function"
+    assert not {name: count for name, count in found.items() if count > 60}
+
+
+# --- who asks whether a component has a member ----------------------------------------------------------------------------------
+
+
+def probes(tree: ast.AST) -> list[str]:
+    """Calls of `hasattr`, and of `getattr` with a default, except for those that ask which operating system this is."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
+            asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            if asks and ast.unparse(node.args[0]) not in ("os", "signal"):
+                found.append(ast.unparse(node))
+    return found
+
+
+#: Files that probe something that is not a component.
+PROBES = {
+    "kinds.py": "groups: options that any module inside an objective may set",
+    "foreign.py": "third-party components: the one place for them",
+    "backbones/timm.py": "networks of timm, which have no common interface",
+    "spec.py": "names of modules, classes and functions",
+    "arguments.py": "globals of a function",
+    "cli/options.py": "metadata of a type hint",
+    "analysis/ensemble.py": "rows of a split by name",
+}
+
+
+def test_only_kinds_and_foreign_ask_whether_a_component_has_a_member() -> None:
+    found = {path.relative_to(SOURCE).as_posix(): probes(ast.parse(path.read_text())) for path in FILES}
+    assert {name: calls for name, calls in found.items() if calls and name not in PROBES} == {}
+    assert not [name for name in PROBES if not found[name]], "no longer needed in the list"
+    asked = {name for name, calls in found.items() if any(call.startswith("hasattr") for call in calls)}
+    assert asked <= {"kinds.py", "foreign.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["hasattr(objective, 'begin')", "x = getattr(head, 'dims', (head.dim,))", "if not hasattr(self.head, 'join'): pass"]
+)
+def test_a_probe_is_found(line: str) -> None:
+    assert probes(ast.parse(f"def use(self, head, objective):\n    {line}"))
+    assert not probes(ast.parse("hasattr(os, 'fork'), getattr(config, key), signal.SIGINT"))

@@ -1,11 +1,19 @@
-"""The docs are true: their code runs, doctests pass, generated pages are fresh."""
+"""The docs are true: their code runs, doctests pass, links and numbers are right, the site builds."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import json
+import os
 import pkgutil
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,16 +23,17 @@ from unimetric.cli.catalogue import papers
 from unimetric.spec import kinds, names
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "papers.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
 MODULES = [module.name for module in pkgutil.walk_packages(unimetric.__path__, "unimetric.")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_on_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
-        exec(compile(block, str(page), "exec"), names)
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.S | re.M):
+        exec(compile(textwrap.dedent(block), str(page), "exec"), names)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -41,11 +50,120 @@ def test_the_page_of_papers_has_every_part() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        for target, anchor in re.findall(r"\]\(([^)#:]+)(?:#([^)]*))?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.M)
+                assert anchor in [slug(heading) for heading in headings], f"{page.name}: {target}#{anchor}"
 
 
-def test_the_tree_of_the_readme_is_the_tree() -> None:
-    text = (ROOT / "README.md").read_text()
-    for folder in sorted(path.name for path in (ROOT / "src" / "unimetric").iterdir() if (path / "__init__.py").exists()):
-        assert f"  {folder}/" in text, f"README's tree lacks {folder}/"
+def slug(heading: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_tree_of_the_architecture_is_the_tree() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in sorted((ROOT / "src" / "unimetric").iterdir()):
+        if (path / "__init__.py").exists():
+            assert f"  {path.name}/ " in text, f"the tree of docs/architecture.md lacks {path.name}/"
+        elif path.suffix == ".py" and path.stem != "__init__":
+            assert f"  {path.name} " in text, f"the tree of docs/architecture.md lacks {path.name}"
+
+
+def test_numbers_of_the_readme_are_in_the_results() -> None:
+    readme, results = (ROOT / "README.md").read_text(), (ROOT / "docs" / "results.md").read_text()
+    section = readme.split("## Five measured numbers")[1].split("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("| [")]
+    assert len(rows) == 5
+    numbers = [number for row in rows for cell in row for number in re.findall(r"(?<![\w.,])[\d,]+\.\d[\d.±\u2013]*|[\d,]+(?= MiB)", cell)]
+    assert len(numbers) >= 15
+    for number in numbers:
+        assert number.rstrip(".") in results, f"{number} is not in docs/results.md"
+
+
+def test_epochs_of_why_short_runs_mislead() -> None:
+    """The table is read from the runs of 200 epochs."""
+    runs = json.loads((ROOT / "results" / "oodml.json").read_text())["runs"]
+    named = {
+        "margin": "margin",
+        "Uniform Prior": "uniform_prior",
+        "multi-similarity": "multi_similarity",
+        "R-margin": "r_margin",
+        "S2SD": "s2sd",
+    }
+    page = (ROOT / "docs" / "why-short-runs-mislead.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if re.search(r"^\| .*\d\.\d", line)]
+    assert len(rows) == 6
+    for label, *cells in rows:
+        name = named.get(label, "diva")
+        curves = [run["curve"] for key, run in runs.items() if re.fullmatch(rf"split8_200_{name}_\d", key)]
+        recalls = [dict(zip(curve["epoch"], curve["test/recall(k=1)"], strict=True)) for curve in curves]
+        best = [max(recall, key=recall.__getitem__) for recall in recalls]
+        values = [
+            [100 * recall[25] for recall in recalls],
+            [100 * recall[epoch] for recall, epoch in zip(recalls, best, strict=True)],
+            best,
+            [100 * recall[200] for recall in recalls],
+        ]
+        for cell, found in zip(cells, values, strict=True):
+            digits = 0 if found is best else 1
+            ends = sorted({f"{value:.{digits}f}" for value in (min(found), max(found))}, key=float)
+            assert cell == "\u2013".join(ends), label
+
+
+def test_first_loss_of_contributing(tmp_path: Path) -> None:
+    """Follow the page literally in a copy of the repository: two new files, then its commands."""
+    page = (ROOT / "CONTRIBUTING.md").read_text().split("## Your first loss")[1].split("\n## ")[0]
+    for folder in ("src", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    files = re.findall(r"`([^`\n]+\.py)`:\n\n```python\n(.*?)^```", page, re.S | re.M)
+    assert len(files) == 2
+    for path, text in files:
+        assert not (tmp_path / path).exists()
+        (tmp_path / path).write_text(text)
+
+    said = ""
+    commands = [line for block in re.findall(r"^```console\n(.*?)^```", page, re.S | re.M) for line in block.splitlines()]
+    programs = {"python": [sys.executable], "unimetric": [sys.executable, "-m", "unimetric.cli"]}
+    for line in commands:
+        program, *arguments = shlex.split(line)
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "COLUMNS": "200"}
+        done = subprocess.run([*programs[program], *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        said += done.stdout
+    assert "align_uniform" in said
+    assert "Wang and Isola" in said
+    assert (tmp_path / "runs" / "align_uniform" / "done").exists()
+
+
+def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
+    """Zensical does not report a missing entry, nor an entry without a page."""
+    collect(tmp_path / "pages")
+    pages = {str(path.relative_to(tmp_path / "pages")) for path in (tmp_path / "pages").rglob("*.md")}
+    listed = set(re.findall(r'= "([^"]+\.md)"', (ROOT / "zensical.toml").read_text()))
+    assert listed == pages - {"results/LOG.md"}
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("zensical")
+    collect(tmp_path / "build" / "pages")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "AlignUniform" in (tmp_path / "site" / "CONTRIBUTING.html").read_text()
+    assert "p_switch" in (tmp_path / "site" / "docs" / "reference" / "miners.html").read_text()
+
+
+def collect(folder: Path) -> None:
+    """Collect the pages of the site."""
+    subprocess.run([sys.executable, str(ROOT / "docs" / "site.py"), str(folder)], check=True)
+
+
+def test_the_project_file_lists_the_tools_of_the_site() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(extras["docs"]) <= pinned

@@ -22,7 +22,7 @@ def test_a_file_and_its_folder_are_made(tmp_path: Path) -> None:
 
 def test_what_was_before_stays_where_there_is_no_room(tmp_path: Path, small_disk) -> None:
     write_text(tmp_path / "a.txt", "before")
-    with small_disk(), pytest.raises(UnimetricError, match=r"a\.txt: cannot be written: File too large\n\nhint: free some room"):
+    with small_disk(), pytest.raises(UnimetricError, match=r"a\.txt: cannot be written: File too large\n\nhint: free some space"):
         write_text(tmp_path / "a.txt", "after" * 2000)
     assert (tmp_path / "a.txt").read_text() == "before"
     assert len(list(tmp_path.iterdir())) == 1

@@ -14,7 +14,7 @@ from unimetric.cli import main
 TOUR = Path(__file__).parents[1] / "docs" / "tour.md"
 
 
-def test_the_tour_can_be_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_commands_of_the_tour_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     commands = [line for block in re.findall(r"^```console\n(.*?)^```", TOUR.read_text(), re.S | re.M) for line in block.splitlines()]
     assert len(commands) >= 9
     monkeypatch.chdir(tmp_path)

@@ -1,11 +1,56 @@
-"""Unimetric: one image embedding that still works on classes, shifts and datasets it has never seen, and the proof of it."""
+"""Unimetric: image embeddings for unseen classes, shifts and datasets, and their evaluation."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unimetric import (
+        adapters,
+        backbones,
+        datasets,
+        heads,
+        losses,
+        metrics,
+        miners,
+        objectives,
+        optimizers,
+        samplers,
+        schedules,
+        splits,
+        transforms,
+    )
+    from unimetric.analysis.evaluate import evaluate
+    from unimetric.config import load
+    from unimetric.errors import UnimetricError
+    from unimetric.geometry.space import Space
+    from unimetric.spec import create
+    from unimetric.training.capture import compiled
+    from unimetric.training.loop import train
 
 __version__ = "0.1.0"
-__all__ = ["Space", "UnimetricError", "compiled", "create", "evaluate", "load", "train"]
+__all__ = [
+    "Space",
+    "UnimetricError",
+    "adapters",
+    "backbones",
+    "compiled",
+    "create",
+    "datasets",
+    "evaluate",
+    "heads",
+    "load",
+    "losses",
+    "metrics",
+    "miners",
+    "objectives",
+    "optimizers",
+    "samplers",
+    "schedules",
+    "splits",
+    "train",
+    "transforms",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,4 +83,14 @@ def __getattr__(name: str) -> Any:
         from unimetric.training.loop import train
 
         return train
+    if not name.startswith("_"):
+        from unimetric.spec import KINDS, open_folder
+
+        if name in KINDS:
+            return open_folder(name)
     raise AttributeError(f"module `unimetric` has no `{name}`")
+
+
+def __dir__() -> list[str]:
+    """List the public names and the folders of components."""
+    return sorted({*globals(), *__all__})

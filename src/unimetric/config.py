@@ -1,4 +1,7 @@
-"""A run as one flat table of settings: the same text in the file, on the command line, in a grid and in the report. No torch here."""
+"""Settings of a run: one flat table, with the same keys in files and on the command line.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +9,77 @@ import hashlib
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
+from unimetric.arguments import Count, Form, Natural, NonNegative, Range, Seed, requirement, suggestion
 from unimetric.errors import UnimetricError, closest
-from unimetric.spec import OFFERED, bind, create, parse
+from unimetric.spec import OFFERED, bind, parse
+
+#: Precisions of Lightning Fabric, and `auto`.
+Precision = Literal[
+    "auto",
+    "32-true",
+    "bf16-mixed",
+    "16-mixed",
+    "bf16-true",
+    "16-true",
+    "64-true",
+    "transformer-engine",
+    "transformer-engine-float16",
+    "16",
+    "32",
+    "64",
+    "bf16",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides what a run does. A field that names a part is the singular of that part's folder.
+    """All settings of a run.
+
+    A setting that names a component is the singular of the component's folder.
 
     Args:
-        dataset: pictures and labels; a part of `datasets/`.
-        split: which rows train and which test; a part of `splits/`.
-        transform: how pictures are cropped and coloured; a part of `transforms/`.
-        backbone: pictures to tokens; a part of `backbones/`.
-        adapter: what is inserted into a frozen backbone; a part of `adapters/`, or empty to train the backbone itself.
-        head: tokens to the embedding; a part of `heads/`.
-        objective: what is minimised; a part of `objectives/`.
-        loss: a part of `losses/`.
-        miner: a part of `miners/`; empty for the loss's own.
-        sampler: how batches are drawn; a part of `samplers/`.
-        optimizer: a part of `optimizers/`.
-        schedule: a part of `schedules/`.
-        metrics: what is measured on the test classes; parts of `metrics/`. The first one chooses the best epoch, so that it must judge a
-            space and not only describe it.
-        chosen_by: how many of the first metrics choose the best epoch, by their sum: 2 for recall@1 + mAP@1000, as ooDML does. One where
-            lower is better counts with a minus.
-        geometry: geometry in which embeddings are compared in evaluation: `cosine`, `euclidean` (L2 distance of raw embeddings), `inner`
-            (inner product of raw embeddings) or `poincare` (only for a loss with a curvature). Empty for the loss's own.
-        epochs: passes over the training pictures.
-        batch_size: pictures a step, over all devices together.
-        seed: of everything that is random.
-        precision: Lightning Fabric's word, such as `32-true` or `bf16-mixed`; `auto` is bf16 on a GPU and float32 elsewhere.
-        device: `auto`, `cpu`, `cuda`; a number of devices after a colon: `cuda:4`.
-        strategy: Lightning Fabric's word for several devices.
-        compile: compile the model and the objective with torch.compile.
-        clip_norm: largest norm of the gradient; 0 leaves it alone.
-        clip_value: largest entry of the gradient; 0 leaves it alone.
-        head_lr_scale: the head's learning rate as a multiple of the backbone's.
-        warmup_epochs: epochs at the start that train only the head and the loss.
-        evaluate_every: epochs between evaluations; 0 evaluates at the end only.
-        checkpoint_every: epochs between checkpoints.
-        evaluate_batch: pictures at once when measuring.
-        residence: where packed pictures wait: `device`, `host`, `stream` (decoded as they come), or `auto`.
-        workers: processes that decode pictures when they are streamed.
-        on_bad_picture: `error` stops at a picture that cannot be read; `skip` leaves it out and lists it.
+        dataset: Dataset spec string: images and labels.
+        split: Split spec string: training and test rows.
+        transform: Transform spec string: random crops and color changes.
+        backbone: Backbone spec string: images to tokens.
+        adapter: Adapter spec string: parameters inserted into a frozen backbone. Empty to train the backbone itself.
+        head: Head spec string: tokens to embeddings.
+        objective: Objective spec string: the terms to minimize.
+        loss: Loss spec string.
+        miner: Miner spec string. Empty for the default miner of the loss.
+        sampler: Sampler spec string: the rows of each batch.
+        optimizer: Optimizer spec string.
+        schedule: Schedule spec string.
+        metrics: Metric spec strings, evaluated on the test classes. The first metric selects the best epoch, so it must not be a
+            structure metric.
+        chosen_by: Number of leading metrics whose sum selects the best epoch: 2 for recall@1 + mAP@1000, as in ooDML. A metric for
+            which lower is better is subtracted.
+        geometry: Geometry of the evaluation: `cosine`, `euclidean` (L2 distance of raw embeddings), `inner` (inner product of raw
+            embeddings) or `poincare` (only for a loss with a curvature). Empty for that of the loss.
+        epochs: Passes over the training images.
+        batch_size: Images per step, summed over all devices.
+        seed: Seed of all random generators.
+        precision: Precision in the terms of Lightning Fabric, such as `32-true` or `bf16-mixed`; `auto` is bf16 on a GPU and
+            float32 elsewhere.
+        device: `auto`, `cpu` or `cuda`, with the number of devices after a colon: `cuda:4`.
+        strategy: Strategy of Lightning Fabric for several devices.
+        compile: Whether model and objective are compiled with torch.compile.
+        clip_norm: Largest norm of the gradient; 0 disables clipping.
+        clip_value: Largest absolute entry of the gradient; 0 disables clipping.
+        head_lr_scale: Learning rate of the head as a multiple of that of the backbone.
+        warmup_epochs: Initial epochs that train only the head and the loss.
+        evaluate_every: Epochs between evaluations; 0 evaluates after the last epoch only.
+        checkpoint_every: Epochs between checkpoints.
+        evaluate_batch: Images per batch in evaluation.
+        residence: Location of packed images: `device`, `host`, `stream` (decoded on demand) or `auto`.
+        workers: Processes that decode streamed images.
+        on_bad_picture: `error` stops at an unreadable image; `skip` skips and lists it.
         logger: `tensorboard`, `csv`, `wandb`, `mlflow` or `none`.
     """
 
@@ -72,46 +95,53 @@ class RunConfig:
     sampler: str = "samples_per_class(n=2)"
     optimizer: str = "adam(lr=1e-5, weight_decay=4e-4)"
     schedule: str = "constant"
-    metrics: tuple[str, ...] = ("recall(k=1)",)
-    chosen_by: int = 1
-    geometry: str = ""
-    epochs: int = 10
-    batch_size: int = 112
-    seed: int = 0
-    precision: str = "auto"
-    device: str = "auto"
-    strategy: str = "auto"
+    metrics: Annotated[tuple[str, ...], Range(1)] = ("recall(k=1)",)
+    chosen_by: Count = 1
+    geometry: Literal["", "cosine", "euclidean", "inner", "poincare"] = ""
+    epochs: Count = 10
+    batch_size: Annotated[int, Range(2, 2**20)] = 112
+    seed: Seed = 0
+    precision: Precision = "auto"
+    device: Annotated[str, Form(r"(auto|cpu|cuda|gpu|mps|tpu)(:[1-9]\d*)?", "`auto`, `cpu` or `cuda`, with a number as in `cuda:4`")] = (
+        "auto"
+    )
+    strategy: Annotated[
+        str, Form(r"auto|dp|(ddp|fsdp|deepspeed|xla)(_\w+)?|single_\w+", "`auto`, or `ddp`, `fsdp` or another strategy of Fabric")
+    ] = "auto"
     compile: bool = False
-    clip_norm: float = 0.0
-    clip_value: float = 0.0
-    head_lr_scale: float = 1.0
-    warmup_epochs: int = 0
-    evaluate_every: int = 1
-    checkpoint_every: int = 1
-    evaluate_batch: int = 256
-    residence: str = "auto"
-    workers: int = 2
-    on_bad_picture: str = "error"
-    logger: str = "tensorboard"
+    clip_norm: NonNegative = 0.0
+    clip_value: NonNegative = 0.0
+    head_lr_scale: NonNegative = 1.0
+    warmup_epochs: Natural = 0
+    evaluate_every: Natural = 1
+    checkpoint_every: Count = 1
+    evaluate_batch: Count = 256
+    residence: Literal["auto", "device", "host", "stream"] = "auto"
+    workers: Annotated[int, Range(0, 2**10)] = 2
+    on_bad_picture: Literal["error", "skip"] = "error"
+    logger: Literal["tensorboard", "csv", "wandb", "mlflow", "none"] = "tensorboard"
 
     @property
     def run_id(self) -> str:
-        """Twelve letters that stand for the settings: equal runs have equal ids. How a run is carried out does not count."""
+        """Twelve characters that identify the settings.
+
+        Settings of the execution, such as `device`, are not part of the id.
+        """
         settings = {key: value for key, value in asdict(self).items() if key not in NO_RESULT and (key, value) not in _LATER.items()}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def dump(self) -> str:
-        """The settings as TOML, every one of them."""
+        """Return all settings as TOML."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(self).items())
 
 
-#: Settings that change how a run is carried out or watched, and not what it computes.
+#: Settings of the execution and logging of a run, which do not change its results.
 NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
 
-#: Settings that came later, and what runs before them had: so that theirs keep their ids.
+#: Settings that were added later, with the value of older runs, so that their ids stay the same.
 _LATER = {"chosen_by": 1, "geometry": ""}
 
-#: Fields that name a part, and its folder.
+#: Settings that name a component, with the folder of its type.
 PARTS = {
     "dataset": "datasets",
     "split": "splits",
@@ -128,47 +158,25 @@ PARTS = {
     "metrics": "metrics",
 }
 
-#: Parts that a run can do without.
+#: Components that a run may omit.
 _MAY_BE_EMPTY = ("adapter", "miner")
-
-_CHOICES = {
-    "geometry": ("", "cosine", "euclidean", "inner", "poincare"),
-    "residence": ("auto", "device", "host", "stream"),
-    "on_bad_picture": ("error", "skip"),
-    "logger": ("tensorboard", "csv", "wandb", "mlflow", "none"),
-}
-
-_LEAST = {
-    "chosen_by": 1,
-    "epochs": 1,
-    "batch_size": 2,
-    "seed": 0,
-    "clip_norm": 0,
-    "clip_value": 0,
-    "head_lr_scale": 0,
-    "warmup_epochs": 0,
-    "evaluate_every": 0,
-    "checkpoint_every": 1,
-    "evaluate_batch": 1,
-    "workers": 0,
-}
-
-#: Every generator of random numbers takes a seed up to there; a batch is compared with itself, and a worker is a process.
-_MOST = {"seed": 2**32 - 1, "batch_size": 2**20, "workers": 2**10}
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # a TOML string, number or boolean is written as JSON's
+    return json.dumps(value, ensure_ascii=False)  # TOML and JSON write strings, numbers and booleans alike
 
 
 def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
-    """Read a run's settings from a TOML file, with some of them replaced; checked before anything is loaded.
+    """Read and check the settings of a run from a TOML file, with some of them replaced.
 
     Args:
-        path: a TOML file; without one, the defaults.
-        overrides: settings by name, such as `seed=3`.
+        path: TOML file, or name of a configuration of the package. Without one, the defaults are used.
+        overrides: Settings by name, such as `seed=3`.
+
+    Returns:
+        The settings.
 
     >>> load(seed=3).seed
     3
@@ -180,7 +188,7 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     return from_settings(settings | overrides, place)
 
 
-#: Configurations that are part of the package: runs, and grids and searches in `studies/`.
+#: Configurations of the package: runs, and in `studies/` grids and searches.
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -200,41 +208,44 @@ def find_config(path: str | Path) -> Path:
 
 
 def _shipped() -> dict[str, Path]:
-    """All configurations of the package, by name."""
+    """Return the configurations of the package, by name."""
     return {file.stem: file for file in (*CONFIGS.glob("*.toml"), *CONFIGS.glob("studies/*.toml"))}
 
 
 def _where(path: str | Path, examples: str) -> str:
-    """The hint for a file that does not exist."""
+    """Return the hint for a file that does not exist."""
     name = Path(path).stem
     if name in _shipped():
-        return f"write `{name}`: the configurations are part of the package, and found by name"
+        return f"write `{name}`: configurations of the package are found by name"
     near = closest(name, _shipped())
     return near if near.startswith("did you mean") else f"see {examples} to start from"
 
 
 def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
-    """A TOML file as it is written.
+    """Read a TOML file without checking its keys.
 
     Args:
-        path: the file.
-        examples: where there are some to start from, and of what, for the hint where there is no such file.
-        like: how a line is written, for the hint where it is not TOML.
+        path: TOML file, or name of a configuration of the package.
+        examples: Location of examples, for the hint if the file does not exist.
+        like: Example of a line, for the hint if the file is not TOML.
+
+    Returns:
+        Content of the file.
     """
     try:
         return tomllib.loads(find_config(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UnimetricError(f"{path}: no such file", _where(path, examples)) from None
     except IsADirectoryError:
-        raise UnimetricError(f"{path} is a folder", "name a .toml file in it") from None
+        raise UnimetricError(f"{path} must be a file, got a folder", "name a .toml file in it") from None
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be read: {error.strerror}", f"see {examples} to start from") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists in lists in lists, is no error of TOML's own
-        raise UnimetricError(f"{path}: not TOML: {error}", f"write {like}, one to a line") from None
+    except (ValueError, RecursionError) as error:  # too many digits or too deep lists are not TOML errors
+        raise UnimetricError(f"{path}: not TOML: {error}", f"write {like}, one per line") from None
 
 
 def override(word: str) -> tuple[str, Any]:
-    """A setting as typed on the command line: `seed=3`, `loss=margin(beta=0.6)`.
+    """Parse a setting of the command line: `seed=3`, `loss=margin(beta=0.6)`.
 
     >>> override("seed=3"), override("loss=margin(beta=0.6)")
     (('seed', 3), ('loss', 'margin(beta=0.6)'))
@@ -245,11 +256,11 @@ def override(word: str) -> tuple[str, Any]:
     try:
         found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return key.strip(), text.strip()  # the shell has taken the quotes of a string
-    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists in lists in lists
+        return key.strip(), text.strip()  # a string whose quotes the shell has removed
+    except (ValueError, RecursionError) as error:  # too many digits or too deep lists
         raise UnimetricError(f"cannot read `{key.strip()}={text[:40]}...`: {error}", "write a shorter value") from None
     if len(found) > 1:
-        raise UnimetricError(f"cannot read `{word}`: it has several lines", "write each setting as a word of its own")
+        raise UnimetricError(f"cannot read `{word}`: a setting must be one line", "write each setting as a separate word")
     return key.strip(), found["value"]
 
 
@@ -282,7 +293,7 @@ def split_specs(text: str, place: str) -> list[str]:
 
 
 def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfig:
-    """Check a dictionary of settings and make a `RunConfig` of it. Errors name `place`."""
+    """Check settings and return them as a `RunConfig`. Errors start with `place`."""
     known = {field.name: field for field in fields(RunConfig)}
     values: dict[str, Any] = {}
     for key, value in settings.items():
@@ -295,11 +306,11 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
             f"{place}: `chosen_by` is {config.chosen_by}, but there are {len(config.metrics)} metrics",
             "name more `metrics`, or choose by fewer",
         )
-    if config.precision == "16-mixed" and (config.clip_norm or config.clip_value):  # a fused optimiser scales the gradient back by itself
+    if config.precision == "16-mixed" and (
+        config.clip_norm or config.clip_value
+    ):  # a fused optimizer unscales the gradient itself, after clipping
         key = "clip_norm" if config.clip_norm else "clip_value"
-        raise UnimetricError(
-            f'{place}: `{key}` cannot clip with `precision = "16-mixed"`', 'write `precision = "bf16-mixed"`, or leave it out'
-        )
+        raise UnimetricError(f'{place}: `{key}` cannot clip with `precision = "16-mixed"`', 'use `precision = "bf16-mixed"`, or remove it')
     for key, kind in PARTS.items():
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
             if text or key not in _MAY_BE_EMPTY:
@@ -309,7 +320,7 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
 
 
 def _check_choice(config: RunConfig, place: str) -> None:
-    """See that every metric that chooses the best epoch knows which of two epochs is better."""
+    """Raise an error if a structure metric would select the best epoch."""
     for text in config.metrics[: config.chosen_by]:
         try:
             judges = better(text) != "neither"
@@ -317,50 +328,59 @@ def _check_choice(config: RunConfig, place: str) -> None:
             raise UnimetricError(f"{place}: metrics: {error.message}", error.hint) from None
         if not judges:
             raise UnimetricError(
-                f"{place}: metrics: `{text}` describes a space without judging it, so that it cannot choose the best epoch",
-                "write one that judges before it, such as `recall(k=1)`" + (", or lower `chosen_by`" if config.chosen_by > 1 else ""),
+                f"{place}: metrics: `{text}` is a structure metric, which cannot select the best epoch",
+                "put another metric before it, such as `recall(k=1)`" + (", or lower `chosen_by`" if config.chosen_by > 1 else ""),
             )
 
 
 def check_part(kind: str, text: str, place: str, key: str) -> None:
-    """Read a part's text against its signature; what only a run can offer counts as given."""
+    """Check a spec string against the signature of its component.
+
+    Run-provided arguments count as given.
+    """
     try:
         bind(kind, text, **OFFERED)
-        if kind == "transforms" and "." not in parse(text).name:  # ours give data: one is built for nothing, and judges its sizes
-            create(kind, text)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
 
 
 def better(text: str) -> str:
-    """Which numbers of a metric are the better ones: "higher", "lower", or "neither" if it describes a space without judging it.
+    """Return whether "higher" or "lower" values of a metric are better, or "neither".
 
-    A metric says so by its attribute `better`; what ours measure by another metric, such as `per_source(metric=...)`, is as that one is.
+    The attribute `better` of a metric defines it. A metric that computes another one, such as `per_source(metric=...)`, has the value
+    of that one.
 
     Args:
-        text: the metric, as `metrics` names it.
+        text: Metric spec string.
 
     >>> better("recall(k=1)"), better("per_source(metric='pi_ratio')")
     ('higher', 'neither')
     """
+    from unimetric.foreign import declared  # loads torch, as metrics do
+
     part, arguments = bind("metrics", text)
     if "metric" in arguments and "." not in parse(text).name:
         return better(arguments["metric"])
-    found = getattr(part, "better", "higher")
+    found = declared("metrics", part, "better")
     if found not in ("higher", "lower", "neither"):
-        raise UnimetricError(f"`{text}` says `better = {found!r}`", "let it say 'higher', 'lower' or 'neither'")
+        raise UnimetricError(
+            f"`better` of `{text}` must be 'higher', 'lower' or 'neither', got {found!r}", "correct the attribute of the metric"
+        )
     return found
 
 
 def score(metrics: Sequence[str], line: dict[str, Any], part: str) -> float:
-    """How good an epoch is, the higher the better: the sum of some metrics, those where lower is better with a minus.
+    """Return the score of an epoch: the sum of some metrics, negated if lower is better.
 
-    Of a metric that gives several numbers it is their mean that counts; what is not finite is worse than anything.
+    A metric with several values counts with their mean. A score that is not finite is minus infinity.
 
     Args:
-        metrics: those that choose.
-        line: what was measured, by `PART/METRIC` or `PART/METRIC/KEY`.
+        metrics: Metrics that select the best epoch.
+        line: Results by `PART/METRIC` or `PART/METRIC/KEY`.
         part: `validation` or `test`.
+
+    Returns:
+        The score; higher is better.
     """
     total = 0.0
     for text in metrics:
@@ -370,29 +390,13 @@ def score(metrics: Sequence[str], line: dict[str, Any], part: str) -> float:
 
 
 def _checked(key: str, value: Any, default: Any, place: str) -> Any:
-    assert default is not MISSING
-    kind = type(default)
-    if kind is tuple:
-        if isinstance(value, str):
-            value = split_specs(value, f"{place}: `{key}`")
-        value = tuple(value) if isinstance(value, list | tuple) else value
-        good = isinstance(value, tuple) and all(isinstance(item, str) for item in value) and len(value) > 0
-    elif kind is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        value = float(value) + 0.0 if good else value  # minus nothing is nothing: runs that are equal have one id
-    else:
-        good = type(value) is kind
-    if not good:
-        raise UnimetricError(f"{place}: `{key}` must be {_WORDS[kind]}, not {value!r}", f"the default is {_toml(default)}")
-    if key in _CHOICES and value not in _CHOICES[key]:
-        raise UnimetricError(
-            f"{place}: `{key}` cannot be {value!r}", "choose from: " + ", ".join(choice or '""' for choice in _CHOICES[key])
-        )
-    if key in _LEAST and value < _LEAST[key]:
-        raise UnimetricError(f"{place}: `{key}` must be at least {_LEAST[key]}, not {value}", f"the default is {_toml(default)}")
-    if key in _MOST and value > _MOST[key]:
-        raise UnimetricError(f"{place}: `{key}` must be at most {_MOST[key]}, not {value}", f"the default is {_toml(default)}")
-    return value
-
-
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list of texts"}
+    """Return a setting as `RunConfig` stores it, or raise an error that names `place`."""
+    if isinstance(default, tuple) and isinstance(value, str):
+        value = split_specs(value, f"{place}: `{key}`")
+    allowed = get_type_hints(RunConfig, include_extras=True)[key]
+    problem = requirement(allowed, value)
+    if problem:
+        hint = suggestion(allowed, value) or f"the default is `{key} = {_toml(default)}`"
+        raise UnimetricError(f"{place}: `{key}` must be {problem}, got {value!r}", hint)
+    value = type(default)(value)
+    return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0: equal runs have equal ids

@@ -1,4 +1,4 @@
-"""The one error of the house: what failed, where, and what to type instead."""
+"""The error type of Unimetric: the problem, its location, and what to type instead."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-#: What the system says where a disk, or a user's share of it, is full.
+#: Error numbers of the system for a full disk or an exceeded quota.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnimetricError(Exception):
-    """A mistake that the user can mend. The command line prints it and leaves with exit code 2.
+    """Mistake that the user can fix. The command line prints it and exits with code 2.
 
     Args:
-        message: what is wrong, naming the file or the key.
-        hint: what to type instead; may be empty.
+        message: Problem, with the file or the key.
+        hint: What to type instead. May be empty.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -28,11 +28,11 @@ class UnimetricError(Exception):
 
 
 class Interrupted(Exception):
-    """A signal asked a run to stop; its checkpoint is written. The command line leaves with exit code 130."""
+    """A signal stopped a run after its checkpoint was written. The command line exits with code 130."""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """A hint with the nearest known spelling, or with everything that is known.
+    """Return a hint with the closest known spelling, or else with all known words.
 
     >>> closest("epoch", ["epochs", "seed"])
     'did you mean `epochs`?'

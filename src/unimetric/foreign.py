@@ -1,14 +1,21 @@
-"""Losses and miners of pytorch-metric-learning, given our shape: `loss = "pytorch_metric_learning.losses.CircleLoss(m=0.4)"`.
+"""Third-party components, given the interface of their kind.
 
-The one on-ramp from outside. `spec.create` comes here with every dotted name; what is not of pytorch-metric-learning passes untouched.
-Nothing here imports that package, so that only a run that names it needs it. Its index tuples have shapes that depend on the data:
-these parts wait for the device and do not capture with `fullgraph=True`.
+`spec.create` calls this module for every dotted name, such as
+`pytorch_metric_learning.losses.CircleLoss(m=0.4)`. Losses and miners of pytorch-metric-learning are
+converted. Any other component keeps its class, and `completed` adds the members of its kind that it
+lacks. This is the only module that asks whether a component has a member.
+
+Nothing here imports pytorch-metric-learning, so only a run that names it needs it. Its index tuples
+have shapes that depend on the data: its components synchronize with the device and cannot be compiled
+with `fullgraph=True`.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,59 +24,169 @@ from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, upcast_half
+from unimetric.kinds import OF, Component, Loss, Miner
 
 _ROOTS = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
 
 
 def offer(part: Any, offered: dict[str, Any]) -> dict[str, Any]:
-    """What a run offers, under the names that a class from outside or one of its ancestors asks for it."""
-    asked: set[str] = set()
+    """Return the run-provided arguments under the names used by a third-party class or its ancestors."""
+    accepted: set[str] = set()
     for ancestor in inspect.getmro(part) if inspect.isclass(part) else ():
-        if inspect.isfunction(constructor := vars(ancestor).get("__init__")):
+        constructor = vars(ancestor).get("__init__")
+        if inspect.isfunction(constructor):
             parameters = inspect.signature(constructor).parameters.values()
-            asked |= {parameter.name for parameter in parameters}
+            accepted |= {parameter.name for parameter in parameters}
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-                break  # it hands nothing on to its ancestors
+                break  # without **kwargs, it passes nothing on to its ancestors
     names = {"num_classes": "num_classes", "embedding_size": "dim"}
-    return {theirs: offered[ours] for theirs, ours in names.items() if theirs in asked and offered.get(ours) is not None}
+    return {theirs: offered[own] for theirs, own in names.items() if theirs in accepted and offered.get(own) is not None}
+
+
+def is_module(part: Any) -> bool:
+    """Return whether a class is one of torch's modules."""
+    return inspect.isclass(part) and issubclass(part, nn.Module)
+
+
+def completed(kind: str, component: Any) -> Any:
+    """Add the members of its kind that a third-party component lacks, and return the component.
+
+    Components of this package inherit all members and are returned unchanged.
+
+    Args:
+        kind: Folder of the kind, such as `heads`.
+        component: Component. For kinds that are functions, the function itself.
+
+    Raises:
+        UnimetricError: The component lacks a required attribute, or uses the name of a method of its
+            kind for something else.
+    """
+    interface = OF[kind]
+    if issubclass(interface, Component) and isinstance(component, interface):
+        return component
+    name = component.__name__ if inspect.isroutine(component) or inspect.isclass(component) else type(component).__name__
+    for key in _REQUIRED.get(kind, ()):
+        if not hasattr(component, key):
+            raise UnimetricError(
+                f"`{name}` cannot be one of the {kind}: it has no attribute `{key}`", f"set `self.{key}` in its constructor"
+            )
+    for key, default in _members(interface).items():
+        default = _OWN.get((kind, key), default)
+        if not hasattr(component, key):
+            setattr(component, key, _attached(default, component))
+        elif inspect.isfunction(default) and (isinstance(found := getattr(component, key), nn.Module) or not callable(found)):
+            raise UnimetricError(f"`{name}` cannot be one of the {kind}: its `{key}` is not a method", f"rename `{key}` in `{name}`")
+    if kind == "heads" and not hasattr(component, "dims"):
+        component.dims = (component.dim,)
+    return component
+
+
+def declared(kind: str, part: Any, key: str) -> Any:
+    """Return what a class or function declares without being built, or the default of its kind.
+
+    Args:
+        kind: Folder of the kind.
+        part: Class or function.
+        key: Name of a plain value, such as `test_time` of a head.
+    """
+    return getattr(part, key, getattr(OF[kind], key))
+
+
+def stages_of(network: Any) -> Sequence[nn.Module]:
+    """Return the modules at a quarter, half and three quarters of a network's depth, or nothing.
+
+    These are the first residual stages of a ResNet after its stem. In any other network that is one
+    sequence of blocks, they are the blocks at these depths.
+    """
+    if hasattr(network, "layer4"):
+        return [network.layer1, network.layer2, network.layer3]
+    for name in ("blocks", "stages", "layers"):
+        blocks = getattr(network, name, None)
+        if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks):
+            return [blocks[len(blocks) * quarter // 4] for quarter in (1, 2, 3)]
+    return ()
+
+
+#: Attributes without a default.
+_REQUIRED = {"backbones": ("channels", "mean", "std"), "heads": ("dim",)}
+
+
+def _members(interface: type) -> dict[str, Any]:
+    """Return the members of a kind and their defaults."""
+    found: dict[str, Any] = {}
+    for ancestor in inspect.getmro(interface):
+        if ancestor.__module__ == Component.__module__:
+            own = {key: value for key, value in vars(ancestor).items() if not key.startswith(("__", "_abc", "_is_"))}
+            found = own | found
+    return found
+
+
+def _attached(default: Any, component: Any) -> Any:
+    """Return a default as an attribute of one component."""
+    if inspect.isfunction(default):
+        return MethodType(default, component)
+    if isinstance(default, property):
+        return default.__get__(component)
+    return dict(default) if isinstance(default, Mapping) else default
+
+
+def _network(backbone: Any) -> Any:
+    """Return the attribute `network` of a third-party backbone, which adapters may extend."""
+    return getattr(backbone, "network", None)
+
+
+def _network_stages(backbone: Any) -> Sequence[nn.Module]:
+    """Return the stages of a third-party backbone."""
+    return stages_of(getattr(backbone, "network", backbone))
+
+
+#: Members of third-party components that follow from their structure.
+_OWN = {("backbones", "find_transformer"): _network, ("backbones", "find_stages"): _network_stages}
 
 
 def build(kind: str, text: str, part: Any, arguments: dict[str, Any], miner: nn.Module | None) -> Any:
-    """Build a part from outside, and give it our shape if it is of pytorch-metric-learning, or inherits from it.
+    """Build a third-party component, and convert losses and miners of pytorch-metric-learning.
 
     Args:
-        kind: the folder that a part of ours would lie in.
-        text: what the user wrote, for errors.
-        part: the class.
-        arguments: of its constructor; `lr` is ours, the learning rate of a loss's own weights.
-        miner: the run's miner, for a loss.
+        kind: Folder of the component type.
+        text: Spec string, for errors.
+        part: Class of the component.
+        arguments: Arguments of its constructor. `lr` is an argument of Unimetric: the learning rate
+            of a loss's weights.
+        miner: Miner of the run, for a loss.
     """
     ancestors = inspect.getmro(part) if inspect.isclass(part) else ()
     theirs = {ancestor.__name__ for ancestor in ancestors if ancestor.__module__.split(".")[0] == "pytorch_metric_learning"}
     if kind not in _ROOTS or not theirs:
-        return part(**arguments)
+        return completed("backbones" if kind == "adapters" else kind, part(**arguments))
     if _ROOTS[kind] not in theirs:
-        raise UnimetricError(f"`{text}` is not one of pytorch-metric-learning's {kind}", f"name one of `pytorch_metric_learning.{kind}`")
+        raise UnimetricError(
+            f"`{text}` must be one of the {kind} of pytorch-metric-learning", f"use one of `pytorch_metric_learning.{kind}`"
+        )
     rate = arguments.pop("lr", 0.01) if kind == "losses" else None
     try:
         built = part(**arguments)
     except TypeError as error:
         raise UnimetricError(
-            f"cannot build `{text}`: {error}", "its arguments are those of pytorch-metric-learning's documentation"
+            f"cannot build `{text}`: {error}", "use the arguments in the documentation of pytorch-metric-learning"
         ) from None
     if kind == "miners":
         return ForeignMiner(built)
-    built.lr = rate  # where the engine looks for it: on the module that holds the weights
+    built.lr = rate  # the parameter groups read it from the module that holds the weights
     return ForeignLoss(built, miner=miner, proxies="WeightRegularizerMixin" in theirs)
 
 
-class ForeignLoss(nn.Module):
-    """A loss of pytorch-metric-learning (Musgrave et al., 2020) as one of ours: `loss(embeddings, labels, memory=None)`.
+class ForeignLoss(Loss):
+    """Loss of pytorch-metric-learning with the interface of `kinds.Loss`.
+
+    Reference:
+        PyTorch metric learning (Musgrave et al., 2020).
 
     Args:
-        loss: theirs.
-        miner: ours or theirs; without one, every pair or tuple, as in pytorch-metric-learning.
-        proxies: whether it compares with weights of its own, rather than with other embeddings.
+        loss: Loss of pytorch-metric-learning.
+        miner: Miner of Unimetric or of pytorch-metric-learning. Without one, every pair or tuple is
+            used, as in pytorch-metric-learning.
+        proxies: Whether the loss compares with its weights rather than with other embeddings.
     """
 
     def __init__(self, loss: nn.Module, *, miner: nn.Module | None = None, proxies: bool = False) -> None:
@@ -88,20 +205,24 @@ class ForeignLoss(nn.Module):
         indices = _tuple(pairs if self.miner is None else self.miner(similarity.detach(), pairs))
         if memory is None:
             return self.loss(embeddings, labels, indices)
-        # Some of theirs sum over every reference, so that the empty part of the ring must not be there.
-        place = memory.valid.cumsum(0) - 1
-        at = (0, 2) if len(indices) == 4 else (0,)  # where anchors stand; the rest are references
-        indices = tuple(index if number in at else place[index] for number, index in enumerate(indices))
+        # Some of these losses sum over every reference, so that the empty part of the ring must be removed.
+        column = memory.valid.cumsum(0) - 1
+        at = (0, 2) if len(indices) == 4 else (0,)  # positions of the anchors; the rest are references
+        indices = tuple(index if number in at else column[index] for number, index in enumerate(indices))
         return self.loss(embeddings, labels, indices, memory.embeddings[memory.valid].to(embeddings.dtype), memory.labels[memory.valid])
 
 
-class ForeignMiner(nn.Module):
-    """A miner of pytorch-metric-learning (Musgrave et al., 2020) as one of ours: `miner(similarity, pairs) -> Pairs | Triplets`.
+class ForeignMiner(Miner):
+    """Miner of pytorch-metric-learning with the interface of `kinds.Miner`.
 
-    It is handed the distances it asks for, made of our similarities, and labels made of our masks. Pairs that it names twice count once.
+    It receives the distances that it requires, computed from the similarities, and labels derived
+    from the masks. Pairs that it returns twice count once.
+
+    Reference:
+        PyTorch metric learning (Musgrave et al., 2020).
 
     Args:
-        miner: theirs.
+        miner: Miner of pytorch-metric-learning.
     """
 
     def __init__(self, miner: nn.Module) -> None:
@@ -111,10 +232,10 @@ class ForeignMiner(nn.Module):
         known = {"CosineSimilarity", "DotProductSimilarity", "LpDistance"}
         if type(distance).__name__ not in known or not distance.normalize_embeddings or distance.p != 2:
             raise UnimetricError(
-                f"the miner {type(miner).__name__} measures by {type(distance).__name__}, which does not follow from cosine similarity",
-                "use one that measures by the cosine or the Euclidean distance of unit vectors",
+                f"a miner must use a function of the cosine similarity, but {type(miner).__name__} uses {type(distance).__name__}",
+                "use a miner with the cosine or the Euclidean distance of unit vectors",
             )
-        # What it gives is seen by trying, on two classes of two.
+        # Whether it returns pairs or triplets is tested on two classes of two images.
         twins = torch.arange(4) // 2
         same = twins[:, None] == twins
         everything = Pairs(same & ~torch.eye(4, dtype=torch.bool), ~same, torch.arange(4), 8)
@@ -134,28 +255,28 @@ class ForeignMiner(nn.Module):
         distance: Any = self.miner.distance
         rows, columns = similarity.shape
         same = pairs.positive.scatter(1, pairs.own[:, None], True)
-        # The empty part of a ring is in no pair; their miners would take it for negatives.
+        # The empty part of a ring is in no pair. These miners would treat it as negatives.
         kept = (same | pairs.negative).any(0).nonzero()[:, 0]
         labels = same.int().argmax(1)
         references = torch.where(same.any(0), labels[same.int().argmax(0)], -1 - torch.arange(columns, device=labels.device))[kept]
         matrix = (similarity if distance.is_inverted else euclidean(similarity, epsilon=0.0))[:, kept] ** distance.power
-        # They read the shape of embeddings, and their values only to measure.
-        stand_in, stand_in_too = (similarity.new_zeros(()).expand(count, pairs.dim) for count in (rows, len(kept)))
+        # These miners read the shape of embeddings, and their values only to compute distances.
+        anchors, others = (similarity.new_zeros(()).expand(count, pairs.dim) for count in (rows, len(kept)))
         itself = rows == columns and torch.equal(pairs.own, torch.arange(columns, device=labels.device))
-        asked: list[bool] = []
+        called: list[bool] = []
 
-        def measured(*_: Tensor) -> Tensor:
-            asked.append(True)
+        def known_distances(*_: Tensor) -> Tensor:
+            called.append(True)
             return matrix.clone()
 
-        distance.forward = measured
+        distance.forward = known_distances
         try:
-            found = self.miner(stand_in, labels) if itself else self.miner(stand_in, labels, stand_in_too, references)
+            found = self.miner(anchors, labels) if itself else self.miner(anchors, labels, others, references)
         finally:
             del distance.forward
-        if not asked:
+        if not called:
             raise UnimetricError(
-                f"the miner {type(self.miner).__name__} reads embeddings rather than their distances", "use one that measures distances"
+                f"a miner must read distances, but {type(self.miner).__name__} reads embeddings", "use a miner that computes distances"
             )
         at = (0, 2) if len(found) == 4 else (0,)
         return tuple(index if number in at else kept[index] for number, index in enumerate(found))

@@ -11,13 +11,37 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import math
+import os
 import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from types import ModuleType
+from typing import Any
 
+from unimetric.arguments import check, checked
 from unimetric.errors import UnimetricError, closest
+
+#: Folders of components. `unimetric.kinds.OF` has the interface of each.
+KINDS = (
+    "adapters",
+    "backbones",
+    "datasets",
+    "heads",
+    "losses",
+    "metrics",
+    "miners",
+    "objectives",
+    "optimizers",
+    "samplers",
+    "schedules",
+    "splits",
+    "transforms",
+)
 
 #: What a run offers to a constructor that asks for it by name, with stand-ins for reading a text without a run. The list is closed.
 OFFERED: dict[str, Any] = {
@@ -89,32 +113,80 @@ def names(kind: str) -> list[str]:
     >>> "margin" in names("losses")
     True
     """
-    package = importlib.import_module(f"unimetric.{kind}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    if kind not in KINDS:
+        raise UnimetricError(f"unknown component type `{kind}`", closest(kind, KINDS))
+    folder = str(Path(__file__).parent / kind)
+    return sorted(module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_"))
 
 
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name: in the file of that name, or anywhere if the name is dotted."""
     if "." in name:
-        module_name, _, attribute = name.rpartition(".")
-        try:
-            part = getattr(importlib.import_module(module_name), attribute)
-        except ImportError as error:
-            raise UnimetricError(f"cannot import `{module_name}`: {error}", "install it, or put it on PYTHONPATH") from None
-        except AttributeError:
-            known = vars(importlib.import_module(module_name))
-            raise UnimetricError(f"`{module_name}` has no `{attribute}`", closest(attribute, known)) from None
-        if not callable(part):
-            raise UnimetricError(f"`{name}` is neither a class nor a function", f"name one of `{module_name}`")
-        return part
+        return _find_outside(kind, name)
     if name not in names(kind):
         raise UnimetricError(f"no `{name}` in {kind}", closest(name, names(kind)))
     module = importlib.import_module(f"unimetric.{kind}.{name}")
-    wanted = name.replace("_", "")
     for key, value in vars(module).items():
-        if key.lower().replace("_", "") == wanted and getattr(value, "__module__", None) == module.__name__:
+        if _plain(key) == _plain(name) and getattr(value, "__module__", None) == module.__name__:
             return value
     raise TypeError(f"{module.__name__} defines nothing called `{name}`")  # a mistake of ours, not of the user
+
+
+#: Folders whose third-party components are modules of torch.
+_MODULES = ("backbones", "heads", "losses", "miners", "objectives")
+
+_trust: ContextVar[tuple[str, ...]] = ContextVar("trust", default=())
+
+
+@contextmanager
+def trusting(*packages: str) -> Iterator[None]:
+    """Allow spec strings to name classes and functions of some packages.
+
+    A config file names them, but only the caller can trust them: here, by `create(..., trust=...)`, by the command-line
+    option `--trust`, or by the environment variable `UNIMETRIC_TRUST`, separated by commas.
+
+    Args:
+        packages: Names of top-level packages.
+    """
+    token = _trust.set((*_trust.get(), *packages))
+    try:
+        yield
+    finally:
+        _trust.reset(token)
+
+
+def trusted() -> tuple[str, ...]:
+    """Return the packages that the caller trusts, to pass them on to another process."""
+    return (*_trust.get(), *os.environ.get("UNIMETRIC_TRUST", "").replace(",", " ").split())
+
+
+def _find_outside(kind: str, name: str) -> Any:
+    """Return a class or function of a trusted package. Nothing is imported from any other."""
+    package = name.partition(".")[0]
+    usual = package == "pytorch_metric_learning" and kind in ("losses", "miners")
+    if not usual and not name.startswith(f"unimetric.{kind}.") and package not in trusted():
+        raise UnimetricError(
+            f"`{name}` is outside Unimetric, and naming it runs code of the package `{package}`",
+            f"add `--trust {package}` if you trust that package and the file that names it",
+        )
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, RecursionError) as error:
+        raise UnimetricError(f"cannot import `{module_name[:100]}`: {error}", "install it, or put it on PYTHONPATH") from None
+    part = getattr(module, attribute, None)
+    if part is None:
+        raise UnimetricError(f"`{module_name}` has no `{attribute}`", closest(attribute, vars(module)))
+    if not (inspect.isclass(part) or inspect.isfunction(part)):
+        raise UnimetricError(f"`{name}` is neither a class nor a function", f"name one of `{module_name}`")
+    # A trusted package imports others: what it does not define itself, such as `os.system`, is not trusted.
+    if part.__module__.partition(".")[0] != package:
+        raise UnimetricError(f"`{name}` is defined in `{part.__module__}`, not in `{package}`", f"name a class or function of `{package}`")
+    if kind in _MODULES and not _foreign().is_module(part):
+        raise UnimetricError(
+            f"`{name}` cannot be one of the {kind}: it is not a subclass of `torch.nn.Module`", f"name one of `{package}` that is"
+        )
+    return part
 
 
 def signature(part: Any) -> inspect.Signature:
@@ -149,13 +221,7 @@ def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
         if key in written:
             raise UnimetricError(f"`{key}` is given twice in `{text}`", f"write `{key}=` once")
         written[key] = value
-    for key, value in written.items():
-        if _out_of_range(value, key):
-            raise UnimetricError(
-                f"`{key}` in `{text}` is out of range", "write a finite number of at most 64 bits; a seed from 0 to 2**32 - 1"
-            )
-        if key in parameters:
-            _check_type(text, key, value, parameters[key])
+    check(part, written, text)
     for key, value in offered.items():
         if key not in OFFERED:
             raise TypeError(f"a run does not offer `{key}`")
@@ -183,70 +249,46 @@ def _is_input(part: Any, parameter: inspect.Parameter) -> bool:
     return inspect.isfunction(part) and parameter.kind is not parameter.KEYWORD_ONLY
 
 
-def _out_of_range(value: Any, key: str = "") -> bool:
-    """Whether a number, alone or in a list, is one that torch and numpy cannot count with, or that no generator takes for a seed."""
-    if isinstance(value, list | tuple):
-        return any(map(_out_of_range, value))
-    if isinstance(value, int):
-        return not (0 <= value < 2**32 if key == "seed" else -(2**63) <= value < 2**63)
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-_LITERALS = {"int": int, "float": (int, float), "str": str, "bool": bool}
-
-
-def _check_type(text: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Catch `margin(beta="1.2")` here, rather than as a puzzle inside torch. Only plain annotations are judged."""
-    allowed = str(parameter.annotation).replace(" ", "").split("|")
-    allowed = [word for word in allowed if word != "nn.Module"]  # a part already built, which no text can be
-    # Lists of names are left to the part, which knows what can be in them.
-    if not all(word == "None" or word in _LITERALS or set(_items(word)) <= {"int", "float"} for word in allowed):
-        return
-    if not any(_fits(word, value) for word in allowed):
-        given = parameter.default is not inspect.Parameter.empty
-        hint = f"the default is {parameter.default!r}" if given else f"write it as {' or '.join(allowed)}"
-        raise UnimetricError(f"`{key}` in `{text}` must be {' or '.join(allowed)}, not {value!r}", hint)
-
-
-def _items(word: str) -> list[str]:
-    """What a list or a tuple holds; a plain word holds itself.
-
-    >>> _items("tuple[float,float]"), _items("tuple[int,...]"), _items("str")
-    (['float', 'float'], ['int'], ['str'])
-    """
-    kind, bracket, inside = word.partition("[")
-    return inside.removesuffix("]").removesuffix(",...").split(",") if bracket and kind in ("list", "tuple") else [word]
-
-
-def _fits(word: str, value: Any) -> bool:
-    if word == "None":
-        return value is None
-    if word in _LITERALS:
-        return isinstance(value, cast(type, _LITERALS[word])) and (word == "bool" or not isinstance(value, bool))
-    items = _items(word)
-    if not isinstance(value, list | tuple) or len(items) not in (1, len(value)):
-        return False
-    return all(_fits(item, each) for item, each in zip(items * (len(value) if len(items) == 1 else 1), value, strict=True))
-
-
-def create(kind: str, text: str | Any, **offered: Any) -> Any:
-    """Build any part: `create("losses", "margin(beta=1.2)", num_classes=100, dim=128)`.
+def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: Any) -> Any:
+    """Build a component: `create("losses", "margin(beta=1.2)", num_classes=100)`, `create("adapters", "puma", backbone=net)`.
 
     Args:
-        kind: the folder, such as `losses` or `heads`.
-        text: a name or a call; anything that is not a string is taken as a part already built.
-        offered: values that a run has (see `OFFERED`), given to a constructor that asks for them.
+        kind: Folder of the component, such as `losses` or `heads`.
+        text: Spec string: a name or a call. A component that is already built is returned, with the members of its kind that it lacks.
+        trust: Names of packages whose classes and functions the spec string may name.
+        given: Run-provided arguments (see `OFFERED`), and inputs of a component that is a function, by name.
+
+    Raises:
+        UnimetricError: The spec string is wrong, an argument is out of range, or an input is missing.
     """
     if not isinstance(text, str):
-        return text
+        return _foreign().completed(kind, text)
+    if trust:
+        with trusting(*trust):
+            return create(kind, text, **given)
+    offered = {key: value for key, value in given.items() if key in OFFERED}
     part, arguments = bind(kind, text, **offered)
+    arguments |= _inputs(kind, text, part, {key: value for key, value in given.items() if key not in OFFERED})
     if "." in parse(text).name:
         miner = create("miners", offered["miner"]) if kind == "losses" and offered.get("miner") else None
         return _foreign().build(kind, text, part, arguments, miner)
     try:
         return part(**arguments)
-    except (ValueError, RuntimeError, ArithmeticError) as error:  # such as torch's about a size below zero
+    except (ValueError, RuntimeError, ArithmeticError) as error:  # such as torch's about memory
         raise UnimetricError(f"cannot build `{text}`: {error}", "check its arguments") from error
+
+
+def _inputs(kind: str, text: str, part: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a function, which are its parameters before the `*`."""
+    parameters = {key: each for key, each in signature(part).parameters.items() if _is_input(part, each)}
+    for key in given:
+        if key not in parameters:
+            raise UnimetricError(f"`{text}` has no input `{key}`", closest(key, [*parameters, *OFFERED]))
+    for key, parameter in parameters.items():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if key not in given and parameter.default is parameter.empty and not variadic:
+            raise UnimetricError(f"`{text}` needs `{key}`", f"write `create({kind!r}, {text!r}, {key}=...)`")
+    return given
 
 
 def _foreign() -> Any:
@@ -257,9 +299,84 @@ def _foreign() -> Any:
 
 
 def kinds() -> list[str]:
-    """Every kind of part: the folders that hold parts by name."""
-    here = Path(__file__).parent
-    return sorted(folder.name for folder in here.iterdir() if (folder / "__init__.py").exists() and folder.name not in _NOT_PARTS)
+    """Return the component types: the folders of components."""
+    return list(KINDS)
 
 
-_NOT_PARTS = {"analysis", "cli", "deploy", "geometry", "images", "report", "runs", "studies", "training"}
+def open_folder(kind: str) -> ModuleType:
+    """Import a folder of components, but none of its files."""
+    return importlib.import_module(f"unimetric.{kind}")
+
+
+# --- Folders of components as modules --------------------------------------------------------------
+
+
+class _Catalogue(ModuleType):
+    """A folder of components as a module: `losses.Margin`, `metrics.recall`. Files are imported on first use."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "__all__":
+            return sorted({*components(self.__name__.rpartition(".")[2]).values(), *self.__dict__["_further"]})
+        if attribute.startswith("__"):
+            raise AttributeError(f"module `{self.__name__}` has no attribute `{attribute}`")
+        further = self.__dict__["_further"]
+        if attribute in further:
+            value = getattr(importlib.import_module(further[attribute]), attribute)
+            super().__setattr__(attribute, value)
+            return value
+        kind = self.__name__.rpartition(".")[2]
+        name = next((each for each in names(kind) if _plain(each) == _plain(attribute)), "")
+        module = importlib.import_module(f"{self.__name__}.{name}") if name else None
+        if attribute in self.__dict__:  # bound by the import: a function, or a file as a module
+            return self.__dict__[attribute]
+        value = vars(module).get(attribute) if module else None
+        if getattr(value, "__module__", "") != f"{self.__name__}.{name}":
+            raise AttributeError(f"module `{self.__name__}` has no attribute `{attribute}`: {closest(attribute, dir(self))}")
+        super().__setattr__(attribute, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Bind a name. If a file is imported whose function has the same name, bind the function, with checked arguments."""
+        if isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}":
+            function = vars(value).get(name)
+            if inspect.isfunction(function) and function.__module__ == value.__name__:
+                vars(value)[name] = checked(function)
+                value = vars(value)[name]
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__all__, *super().__dir__()})
+
+
+def catalogue(package: str, **further: str) -> None:
+    """Give a folder of components their names as attributes, without importing its files.
+
+    `from unimetric.losses import Margin` imports one file. Importing `metrics/recall.py` binds the
+    function as `metrics.recall`, not the file.
+
+    Args:
+        package: `__name__` of the folder.
+        further: Names that are not components, and the modules that define them.
+    """
+    module = sys.modules[package]
+    module.__dict__["_further"] = further
+    module.__class__ = _Catalogue
+
+
+def components(kind: str) -> dict[str, str]:
+    """Return the class or function of each file of a folder, read from the source.
+
+    >>> components("losses")["multi_similarity"], components("metrics")["recall"]
+    ('MultiSimilarity', 'recall')
+    """
+    found = {}
+    for name in names(kind):
+        source = (Path(__file__).parent / kind / f"{name}.py").read_text(encoding="utf-8")
+        for defined in re.findall(r"^(?:class|def) (\w+)", source, re.M):
+            if _plain(defined) == _plain(name):
+                found[name] = defined
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -40,5 +40,5 @@ def test_a_constant_is_its_own_score():
 
 @pytest.mark.parametrize(("distances", "scores"), [([1.0], [0.5]), ([1.0, 1.0], [0.5, 0.6]), ([1.0, 2.0], [0.5])])
 def test_no_area(distances, scores):
-    with pytest.raises(UnimetricError, match="make no area"):
+    with pytest.raises(UnimetricError, match="AGS requires"):
         ags(distances, scores)

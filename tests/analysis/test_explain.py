@@ -63,7 +63,7 @@ def test_a_map_lies_where_its_positions_lie() -> None:
     row, column = divmod(int(drawn[0, 1].argmax()), 32)
     assert 8 <= row < 16
     assert 24 <= column < 32
-    with pytest.raises(UnimetricError, match="no square"):
+    with pytest.raises(UnimetricError, match="must have a square grid"):
         heat(torch.zeros(1, 1, 6), 8)
 
 
@@ -92,14 +92,14 @@ def test_says_what_is_wrong(run: Path, config: RunConfig, pictures: list[Path], 
     for wrong, words in (
         (dict(run=plain), 'head = "crt"'),
         (dict(run=tmp_path), "not a run folder"),
-        (dict(prototypes=[9]), "from 0 to 8"),
-        (dict(pictures=[]), "no picture to explain"),
-        (dict(pictures=[tmp_path / "c.png"]), "no such picture"),
-        (dict(pictures=[tmp_path / "text.png"]), "text.png"),
-        (dict(out=tmp_path / "maps.txt"), "end it in .png"),
-        (dict(out=tmp_path / "nowhere" / "maps.png"), "there is no folder"),
+        (dict(prototypes=[9]), "between 0 and 8"),
+        (dict(images=[]), "requires at least one image"),
+        (dict(images=[tmp_path / "c.png"]), "no such image"),
+        (dict(images=[tmp_path / "text.png"]), "text.png"),
+        (dict(out=tmp_path / "maps.txt"), "must end in .png"),
+        (dict(out=tmp_path / "nowhere" / "maps.png"), "does not exist"),
     ):
         with pytest.raises(UnimetricError) as error:
-            explain(**{"run": run, "pictures": pictures, "out": out} | wrong)
+            explain(**{"run": run, "images": pictures, "out": out} | wrong)
         assert words in str(error.value)
     assert not out.exists()

@@ -84,7 +84,7 @@ def test_removal_leaves_half_of_the_pictures_and_grows_harder(seed):
     nearly = steps[-1]
     left = shift.order(nearly.train, nearly.test)
     rest = np.concatenate([np.delete(nearly.train, left[0][:2]), np.delete(nearly.test, left[1][:2])])
-    assert shift.pictures[rest].sum() < 0.5 * shift.pictures.sum()  # one step more would have been too many
+    assert shift.images[rest].sum() < 0.5 * shift.images.sum()  # one step more would have been too many
 
 
 def test_the_script_keeps_an_exchange_that_lowers_the_distance():

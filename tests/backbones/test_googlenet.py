@@ -54,5 +54,5 @@ def test_frozen_batchnorm_stays_frozen() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UnimetricError, match="both `pretrained` and `weights`"):
+    with pytest.raises(UnimetricError, match="only one of `pretrained` and `weights`"):
         create("backbones", "googlenet(pretrained=True, weights='a.pth')")

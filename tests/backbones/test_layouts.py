@@ -231,7 +231,7 @@ def test_timm_names_pass_through() -> None:
 def test_errors_say_what_was_recognised_and_which_keys_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"patch_embed1.proj.weight": torch.zeros(1)}, path)
-    with pytest.raises(UnimetricError, match=r"laid out as SegFormer, which `timm` does not read\n\nhint: write backbone = \"mit\("):
+    with pytest.raises(UnimetricError, match=r"laid out as SegFormer, which `timm` does not read\n\nhint: use backbone = \"mit\("):
         create("backbones", f"timm(name='resnet18', weights='{path}')")
     with pytest.raises(UnimetricError, match=r"read as SegFormer\): 1\d\d of 1\d\d missing: `.*patch_embeddings.proj.bias`"):
         create("backbones", f"mit(name='b0', weights='{path}')")

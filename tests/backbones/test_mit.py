@@ -111,9 +111,9 @@ def test_drop_path_is_random_in_training_only() -> None:
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnimetricError, match="no MiT `b9`"):
+    with pytest.raises(UnimetricError, match="`name` must be one of `b0`, .*, got 'b9'"):
         create("backbones", "mit(name='b9')")
-    with pytest.raises(UnimetricError, match="both `pretrained` and `weights`"):
+    with pytest.raises(UnimetricError, match="only one of `pretrained` and `weights`"):
         create("backbones", "mit(pretrained=True, weights='a.pth')")
     monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
     with pytest.raises(UnimetricError, match=r"needs the package transformers\n\nhint: pip install 'unimetric\[mit\]'"):

@@ -35,7 +35,7 @@ def typed(capsys, monkeypatch, tmp_path):
     return type_
 
 
-def test_from_splits_to_a_figure(typed, tmp_path):
+def test_split_train_adapt_shift_transfer(typed, tmp_path):
     data, backbone = "folder(root='pictures')", "small(channels=16)"
     make = ["split", data, "--backbone", backbone, "--features", "f.npz", "--out", "splits.json", "--swaps", "1", "--count", "4"]
     code, said = typed(*make, "--easier", "1", "--choose", "2", *SMALL)
@@ -44,7 +44,7 @@ def test_from_splits_to_a_figure(typed, tmp_path):
     for number in (1, 2):
         settings = [f"dataset={data}", f"backbone={backbone}", f"split=ood(path='splits.json', split={number})", *SMALL]
         assert typed("train", *settings, "--quiet", "--out", f"run{number}")[0] == 0
-    code, said = typed("adapt", "run2", "--shots", "2", "--episodes", "2", "--iterations", "3", "--looks", "1")
+    code, said = typed("adapt", "run2", "--shots", "2", "--episodes", "2", "--iterations", "3", "--crops", "1")
     assert code == 0 and "gain/recall(k=1)" in said and (tmp_path / "run2" / "adapt_2_shots.json").exists()
     code, said = typed("shift", "run1", "run2", "f.npz", "--splits", "splits.json", "--dataset", data)
     assert code == 0 and said.count("AGS") == 2 and (tmp_path / "shift.png").exists()
@@ -52,9 +52,12 @@ def test_from_splits_to_a_figure(typed, tmp_path):
     assert code == 0 and len(json.loads((tmp_path / "transfer.json").read_text())) == 2
 
 
-def test_mistakes(typed, tmp_path):
+def test_commands_reject_invalid_arguments(typed, tmp_path):
     for words, says in (
-        (["split", "folder(root='pictures')", "--out", "x.json", "--targets", "1,b"], "cannot read `--targets 1,b`"),
+        (
+            ["split", "folder(root='pictures')", "--out", "x.json", "--targets", "1,b"],
+            "must be numbers separated by commas, got `1,b`",
+        ),
         (["split", "folder(root='nowhere')", "--backbone", "small", "--out", "x.json"], "does not exist"),
         (["adapt", "nowhere"], "not a run folder"),
         (["shift", "nowhere"], "not a finished run"),
@@ -65,13 +68,13 @@ def test_mistakes(typed, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
 
 
-def test_features_that_are_none(typed, tmp_path):
+def test_split_rejects_invalid_features(typed, tmp_path):
     labels, rows = np.repeat(np.arange(10), 6), np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     make = ["split", "folder(root='pictures')", "--backbone", "small", "--features", "f.npz", "--out", "x.json", "--choose", "2"]
     for wrong in (rows.astype(str), rows[:, 0], rows[:, :, None], rows.astype(complex), rows[:, :0], np.array(3.0)):
         np.savez(tmp_path / "f.npz", embeddings=wrong, labels=labels)
         code, said = typed(*make)
-        assert code == 2 and "f.npz: `embeddings` are" in said and not (tmp_path / "x.json").exists()
+        assert code == 2 and "f.npz: `embeddings` must be" in said and not (tmp_path / "x.json").exists()
     written = []
     for good in (rows, rows.astype(">f4")):  # of another byte order
         np.savez(tmp_path / "f.npz", embeddings=good, labels=labels)
@@ -80,19 +83,19 @@ def test_features_that_are_none(typed, tmp_path):
     assert written[0] == written[1]
     for targets in ("nan", "1,inf"):
         code, said = typed(*make, "--targets", targets)
-        assert code == 2 and f"cannot read `--targets {targets}`" in said
+        assert code == 2 and f"`--targets` must be finite distances, got `{targets}`" in said
 
 
-def test_what_shift_and_ensemble_cannot_compare(typed, tmp_path):
+def test_shift_and_ensemble_reject_invalid_metrics(typed, tmp_path):
     data = "folder(root='pictures')"
     make = ["split", data, "--backbone", "small(channels=16)", "--features", "f.npz", "--out", "s.json", "--swaps", "1", "--count", "4"]
     assert typed(*make, "--choose", "2", *SMALL)[0] == 0
     for words, says in (
-        (["f.npz", "--metrics", ""], "nothing to compare the runs by"),
-        (["f.npz", "--metrics", "per_source"], "`--metrics per_source` gives several numbers"),
+        (["f.npz", "--metrics", ""], "`metrics` must name at least one metric"),
+        (["f.npz", "--metrics", "per_source"], "`--metrics` requires metrics with one value"),
         (["f.npz", "--structure", "pi_ratio"], "have no structure of training"),
     ):
         code, said = typed("shift", *words, "--splits", "s.json", "--dataset", data)
         assert code == 2 and says in said and "hint: " in said and not (tmp_path / "shift.json").exists()
     code, said = typed("ensemble", "run", "--metrics", " ; ")
-    assert code == 2 and "nothing to measure" in said
+    assert code == 2 and "an ensemble requires at least one metric" in said

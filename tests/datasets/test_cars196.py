@@ -53,7 +53,7 @@ def test_older_layout_gives_the_same_classes(root, tmp_path_factory, plant):
 
 def test_absent_pictures(root):
     (root / "cars_test" / "00003.jpg").unlink()
-    with pytest.raises(UnimetricError, match=r"cars196: 1 of 8 listed pictures are absent, the first is `.*cars_test/00003.jpg`"):
+    with pytest.raises(UnimetricError, match=r"cars196: 1 of 8 listed images are missing, the first is `.*cars_test/00003.jpg`"):
         create("datasets", f"cars196(root={str(root)!r})")
     assert len(create("datasets", f"cars196(root={str(root)!r}, on_missing='skip')")) == 7
 

@@ -86,14 +86,14 @@ def test_roles_may_be_absent_or_silent(roles):
     [
         ("path,label", "file,label", "has no column `path`"),
         ("path,label", "path;label", "has no column `path`"),
-        ("2_0.jpg,2", "2_0.jpg,", "line 4: no label"),
-        ("2_0.jpg,2", "2_0.jpg", "line 4: no label"),
-        ("pictures/2_0.jpg,2", ",2", "line 4: no path"),
+        ("2_0.jpg,2", "2_0.jpg,", "line 4: the label is missing"),
+        ("2_0.jpg,2", "2_0.jpg", "line 4: the label is missing"),
+        ("pictures/2_0.jpg,2", ",2", "line 4: the path is missing"),
         ("2_0.jpg,2", "2_0.jpg,2,3", "line 4: more values than columns"),
-        ("2_0.jpg", "2_0.txt", "line 4: `pictures/2_0.txt` is no picture"),
-        ("2_0.jpg", "../pictures/2_1.jpg", "line 5: .* stands in line 4 too"),
-        ("2_0.jpg", "lost.jpg", "1 of 8 listed pictures are absent"),
-        ("2_0.jpg,2", "2_0.jpg,4", "2 of 5 classes have one picture only, the first is `4`"),
+        ("2_0.jpg", "2_0.txt", "line 4: .* got `pictures/2_0.txt`"),
+        ("2_0.jpg", "../pictures/2_1.jpg", "line 5: .* is listed in line 4 already"),
+        ("2_0.jpg", "lost.jpg", "1 of 8 listed images are missing"),
+        ("2_0.jpg,2", "2_0.jpg,4", "2 of 5 classes have only one image, the first is `4`"),
     ],
 )
 def test_bad_lines(plain, old, new, message):
@@ -114,8 +114,8 @@ def test_skipping_goes_on_to_the_classes(plain):
 @pytest.mark.parametrize(
     ("old", "new", "message", "hint"),
     [
-        ("a1.jpg,validation,True", "a1.jpg,validation,yse", "line 6: `is_query` is `yse`", "write True or False"),
-        ("a1.jpg,validation", "a1.jpg,validatoin", "line 6: the split is `validatoin`", "did you mean `validation`?"),
+        ("a1.jpg,validation,True", "a1.jpg,validation,yse", "line 6: `is_query` must be True or False, got `yse`", "use True or False"),
+        ("a1.jpg,validation", "a1.jpg,validatoin", "line 6: unknown split `validatoin`", "did you mean `validation`?"),
     ],
 )
 def test_bad_roles(roles, old, new, message, hint):
@@ -132,5 +132,5 @@ def test_no_file_no_text_no_lines(tmp_path):
     with pytest.raises(UnimetricError, match="cannot read"):
         read(tmp_path / "bytes.csv")
     (tmp_path / "empty.csv").write_text("path,label\n")
-    with pytest.raises(UnimetricError, match="no pictures are listed"):
+    with pytest.raises(UnimetricError, match="no images are listed"):
         read(tmp_path / "empty.csv")

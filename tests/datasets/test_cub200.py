@@ -26,7 +26,7 @@ def test_layout_and_division(root):
 
 def test_picture_without_a_class(root):
     (root / "images.txt").open("a").write("9 1/nine.jpg\n")
-    with pytest.raises(UnimetricError, match=r"no class for picture 9, `1/nine.jpg`"):
+    with pytest.raises(UnimetricError, match=r"no class for image 9, `1/nine.jpg`"):
         create("datasets", f"cub200(root={str(root)!r})")
 
 
@@ -39,6 +39,6 @@ def test_missing_annotation(root, name):
 
 def test_missing_picture(root):
     (root / "images" / CLASSES[1] / "Black_footed_Albatross_0.jpg").unlink()
-    with pytest.raises(UnimetricError, match="cub200: 1 of 8 listed pictures are absent"):
+    with pytest.raises(UnimetricError, match="cub200: 1 of 8 listed images are missing"):
         create("datasets", f"cub200(root={str(root)!r})")
     assert len(create("datasets", f"cub200(root={str(root)!r}, on_missing='skip')")) == 7

@@ -109,14 +109,14 @@ def test_absent_pictures(tmp_path, plant, caplog):
     plant(tmp_path, ["a/1.jpg", "b/2.jpg"])
     paths = [f"{tmp_path}/{name}" for name in ("a/1.jpg", "a/lost.jpg", "b/2.jpg", "c/lost.jpg")]
     arguments = ("toy", paths, [1, 1, 2, 2], {1: "one", 2: "two"}, [True, True, False, False])
-    with pytest.raises(UnimetricError, match=r"toy: 2 of 4 listed pictures are absent, the first is `.*a/lost.jpg`") as caught:
+    with pytest.raises(UnimetricError, match=r"toy: 2 of 4 listed images are missing, the first is `.*a/lost.jpg`") as caught:
         tabulate(*arguments)
     assert "on_missing='skip'" in caught.value.hint
     table = tabulate(*arguments, on_missing="skip")
     assert table.paths == (paths[0], paths[2])
     assert table.labels.tolist() == [0, 1] and table.train.tolist() == [True, False]
-    assert "2 of 4 listed pictures are absent" in caplog.text
-    with pytest.raises(UnimetricError, match="`on_missing` is 'skpi'") as caught:
+    assert "2 of 4 listed images are missing" in caplog.text
+    with pytest.raises(UnimetricError, match="`on_missing` must be one of `error`, `skip`, got 'skpi'") as caught:
         tabulate(*arguments, on_missing="skpi")
     assert "`skip`" in caught.value.hint
 
@@ -133,7 +133,7 @@ def test_annotations_that_do_not_fit(tmp_path, plant):
         tabulate("toy", path, [7], {1: "one"}, [True])
     with pytest.raises(UnimetricError, match="two classes have the same name"):
         tabulate("toy", path, [1], {1: "one", 2: "one"}, [True])
-    with pytest.raises(UnimetricError, match="no pictures are listed"):
+    with pytest.raises(UnimetricError, match="no images are listed"):
         tabulate("toy", [], [], {1: "one"}, [])
 
 

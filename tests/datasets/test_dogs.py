@@ -51,5 +51,5 @@ def test_a_breed_that_lacks_would_move_the_division(tmp_path, plant, files):
 def test_list_of_unequal_columns(tmp_path, plant, files):
     plant(tmp_path / "Images", files)
     save(tmp_path / "file_list.mat", files, [1, 2])
-    with pytest.raises(UnimetricError, match="240 pictures and 2 labels"):
+    with pytest.raises(UnimetricError, match="240 images and 2 labels"):
         create("datasets", f"dogs(root={str(tmp_path)!r})")

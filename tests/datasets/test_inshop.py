@@ -44,6 +44,6 @@ def test_folders_of_the_download(tmp_path, plant):
 def test_unknown_part(tmp_path, plant):
     write(tmp_path, [*ROWS, ("img/MEN/Denim/id_00000009/01_1_front.jpg", "id_00000009", "qery")])
     plant(tmp_path, [path for path, _, _ in ROWS])
-    with pytest.raises(UnimetricError, match="is of the part `qery`") as caught:
+    with pytest.raises(UnimetricError, match="unknown part `qery`") as caught:
         create("datasets", f"inshop(root={str(tmp_path)!r})")
     assert caught.value.hint == "did you mean `query`?"

@@ -29,5 +29,5 @@ def test_altered_pack_is_no_dataset(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "a.pack").read_bytes())
     data[12] ^= 1
     (tmp_path / "a.pack").write_bytes(bytes(data))
-    with pytest.raises(UnimetricError, match=r"a\.pack: its pictures are altered"):
+    with pytest.raises(UnimetricError, match=r"a\.pack: its images were modified"):
         create("datasets", f"pack(path={str(tmp_path / 'a.pack')!r})")

@@ -27,16 +27,16 @@ def test_a_union_in_a_union(roots):
 
 
 def test_a_dataset_twice(roots):
-    with pytest.raises(UnimetricError, match="left, left are not all different") as caught:
+    with pytest.raises(UnimetricError, match="must be different, got left, left") as caught:
         create("datasets", f"union(parts=[\"folder(root='{roots}/left')\", \"folder(root='{roots}/other/left')\"])")
     assert "name='...'" in caught.value.hint
 
 
 @pytest.mark.parametrize("parts", ["[]", "'cub200'", "[1]", "None"])
 def test_parts_that_are_no_list_of_datasets(parts):
-    with pytest.raises(UnimetricError, match="union: `parts` is") as caught:
+    with pytest.raises(UnimetricError, match="`parts` must be a list of") as caught:
         create("datasets", f"union(parts={parts})")
-    assert "union(parts=['cub200', 'cars196'])" in caught.value.hint
+    assert "`parts`" in caught.value.hint
 
 
 def test_misspelt_part():

@@ -63,12 +63,12 @@ def test_no_distance_from_itself_and_a_shift_counts_squared():
 
 
 def test_one_point_is_no_gaussian():
-    with pytest.raises(UnimetricError, match=r"1 point\(s\) has no covariance"):
+    with pytest.raises(UnimetricError, match="at least 2 points, got 1"):
         frechet_distance(torch.zeros(1, 3), torch.zeros(4, 3))
 
 
 def test_class_means():
     features, labels = torch.tensor([[1.0, 2], [3, 4], [5, 9]]), torch.tensor([1, 1, 0])
     assert class_means(features, labels, 2).tolist() == [[5, 9], [2, 3]]
-    with pytest.raises(UnimetricError, match="class 2 has no picture"):
+    with pytest.raises(UnimetricError, match="class 2 has none"):
         class_means(features, labels, 3)

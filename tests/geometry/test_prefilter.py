@@ -13,10 +13,20 @@ import unimetric.geometry.prefilter
 from unimetric.geometry.nearest import nearest
 from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, prefilter_neighbors
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() not in ("aarch64", "arm64") or "qnnpack" not in torch.backends.quantized.supported_engines,
-    reason="PyTorch has fast products of eight bits on ARM only",
-)
+
+@pytest.fixture(autouse=True)
+def products(request, monkeypatch):
+    """Eight-bit products of PyTorch, or the float64 products of machines that have none. Both run everywhere; only ARM is fast."""
+    able = "qnnpack" in torch.backends.quantized.supported_engines
+    wanted = getattr(request, "param", "qnnpack" if able else "float64")
+    if wanted == "qnnpack" and not able:
+        pytest.skip("PyTorch has no eight-bit products here")
+    monkeypatch.setattr(unimetric.geometry.prefilter, "_KERNELS", wanted == "qnnpack")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    return wanted
+
+
+BOTH = pytest.mark.parametrize("products", ["qnnpack", "float64"], indirect=True)
 
 
 def clustered(count, dim, dice):
@@ -78,6 +88,7 @@ def test_ties_go_to_the_lower_place(side, copies):
     assert torch.equal(places[proven], place[proven, :6])
 
 
+@BOTH
 def test_copies_tie_though_their_scores_are_rounded():
     points = clustered(1000, 64, torch.Generator().manual_seed(0)).repeat(4, 1)
     _, places, proven = prefilter_neighbors(points, 3, side=512)
@@ -88,6 +99,7 @@ def test_copies_tie_though_their_scores_are_rounded():
     assert torch.equal(places[proven], others[proven])
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["clustered", "unequal lengths", "outlier", "zeros"])
 @pytest.mark.parametrize("reach", [0.1, 0.5, 2.0])
 def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
@@ -106,6 +118,20 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     # A code is the nearest whole number of steps; a doubt allows for twice as much.
     plain = one.rounded.dequantize().double() @ other.rounded.dequantize().double().T
     assert (plain - score)[~low & ~high].abs().max() < 0.51 * step
+
+
+@BOTH
+def test_both_products_give_the_same_codes(monkeypatch, products):
+    points = crowd("unequal lengths", count=1200)
+    step = 0.5 / 255
+    with _engine("qnnpack"):
+        codes = _Block.of(points[:500], 1e-3).codes(_Block.of(points[500:], 1e-3), step)
+    scales = [float(part.abs().max()) / 127 for part in (points[:500], points[500:])]
+    whole = [(part.double() / scale).round() for part, scale in zip((points[:500], points[500:]), scales, strict=True)]
+    expected = (whole[0] @ whole[1].T * scales[0] * scales[1] / step).round().clamp(0, 255) - 128
+    # A product halfway between two codes, or an entry halfway between two integers, may be rounded either way.
+    assert (codes.double() - expected).abs().max() <= 1
+    assert (codes == expected).double().mean() > 0.99
 
 
 def test_a_pair_has_one_score_wherever_it_stands():
@@ -129,8 +155,12 @@ def test_it_ends_early_where_it_would_not_help():
         assert prefilter_neighbors(none, 6) is None
 
 
-def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch):
+@BOTH
+def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch, products):
     points = torch.zeros(4 * unimetric.geometry.prefilter._SIDE, 64)
+    if products == "float64":
+        assert not applies(points, 12, 1 << 29)
+        return
     assert applies(points, 12, 1 << 29)
     assert not applies(points[1:], 12, 1 << 29)
     assert not applies(points, 33, 1 << 29)
@@ -184,6 +214,7 @@ def test_a_search_asks_anew_where_nothing_is_proven(monkeypatch):
         return found
 
     monkeypatch.setattr(unimetric.geometry.nearest, "prefilter_neighbors", watched)
+    monkeypatch.setattr(unimetric.geometry.nearest, "applies", lambda points, k, memory: True)
     for points in (crowd("zeros"), crowd("outlier"), torch.ones(4000, 64)):
         starts, values, places = zip(*nearest(points, points, 4, own=torch.arange(len(points))), strict=True)
         assert list(starts) == list(range(0, len(points), 512))

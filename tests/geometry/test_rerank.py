@@ -76,9 +76,9 @@ def test_it_helps_where_classes_hang_together(crowd):
 
 
 def test_it_refuses_more_neighbours_than_pictures(crowd):
-    with pytest.raises(UnimetricError, match="the 60 nearest others of each picture, and there are 60 pictures") as refused:
+    with pytest.raises(UnimetricError, match="the 60 nearest others of each image, but there are only 60 images") as refused:
         reranked(Space(*crowd(pictures=60)), k1=60)
-    assert "measure 61 pictures at least" in refused.value.hint
+    assert "evaluate at least 61 images" in refused.value.hint
     with pytest.raises(UnimetricError, match="k1=5 and k2=6") as refused:
         reranked(Space(*crowd(pictures=60)), k1=5)
     assert "k2 <= k1" in refused.value.hint
@@ -104,5 +104,5 @@ def test_each_dataset_alone_is_put_in_order(crowd):
 def test_a_dataset_too_small_to_be_put_in_order_is_refused(crowd):
     embeddings, labels = crowd(pictures=70)
     space = reranked(Space(embeddings, labels, source=(torch.arange(70) < 62).long()), k1=8, k2=3)
-    with pytest.raises(UnimetricError, match="there are 8 pictures"):
+    with pytest.raises(UnimetricError, match="there are only 8 images"):
         measure(space, ["per_source"])

@@ -65,11 +65,11 @@ def test_labels_of_different_sources_never_match():
     [
         ({"embeddings": torch.randn(3)}, "shape"),
         ({"embeddings": torch.tensor([[1.0], [torch.nan], [2.0]])}, "NaN"),
-        ({"labels": torch.zeros(2, dtype=torch.int64)}, "labels has shape"),
-        ({"labels": torch.zeros(3)}, "give integers"),
+        ({"labels": torch.zeros(2, dtype=torch.int64)}, "one value per embedding"),
+        ({"labels": torch.zeros(3)}, "must hold integers"),
         ({"query": torch.tensor([0, 1, 2])}, "mask"),
         ({"geometry": "cosin"}, "did you mean `cosine`"),
-        ({"geometry": "poincare", "embeddings": torch.full((3, 2), 4.0)}, "outside the ball"),
+        ({"geometry": "poincare", "embeddings": torch.full((3, 2), 4.0)}, "inside the Poincaré ball"),
     ],
 )
 def test_mistakes_are_named(change, message):
@@ -128,7 +128,11 @@ def test_wilson_is_wilson(crowd):
 
 @pytest.mark.parametrize(
     ("text", "method", "message"),
-    [("nmi", "bootstrap", "mean over queries"), ("map_at_r", "wilson", "share"), ("recall", "bayes", "no interval by `bayes`")],
+    [
+        ("nmi", "bootstrap", "mean over queries"),
+        ("map_at_r", "wilson", "fraction of queries"),
+        ("recall", "bayes", "unknown interval method `bayes`"),
+    ],
 )
 def test_no_interval_where_none_holds(crowd, text, method, message):
     with pytest.raises(UnimetricError, match=message):

@@ -300,7 +300,7 @@ def test_says_what_it_needs() -> None:
         ("pool='mean'", "`pool='mean'` requires `coded=False`"),
         ("prototypes=0", "`prototypes` must be at least 1, got 0"),
         ("low_prototypes=-1", "`low_prototypes` must be at least 1, got -1"),
-        ("prototype_std=0.0", "`prototype_std` must be above 0, got 0.0"),
+        ("prototype_std=0.0", "`prototype_std` must be above 0 or None, got 0.0"),
         ("prototype_std=1.0, init='orthogonal'", "`prototype_std` requires an `init` other than `orthogonal`"),
     ],
 )

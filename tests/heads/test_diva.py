@@ -30,7 +30,7 @@ def test_the_embedding_is_the_weighted_directions_normalised():
 
 
 def test_a_weight_for_each_head():
-    with pytest.raises(UnimetricError, match="four branches"):
+    with pytest.raises(UnimetricError, match="`weights` must be a list of 4 numbers"):
         create("heads", "diva(weights=(1, 1))", features=5)
 
 

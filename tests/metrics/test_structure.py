@@ -87,7 +87,7 @@ def test_a_collapsed_space_decays_most():
 
 
 def test_spectral_decay_refuses_to_drop_everything():
-    with pytest.raises(UnimetricError, match="drops 3 and 1 of 4"):
+    with pytest.raises(UnimetricError, match="1 of 4 singular values must remain, got drop_largest=3 and drop_smallest=1"):
         value(Space(torch.eye(4), torch.arange(4)), "spectral_decay(drop_largest=3, drop_smallest=1)")
 
 
@@ -113,5 +113,5 @@ def test_uniformity(crowd, memory):
 
 
 def test_class_spectra_of_no_values_are_refused() -> None:
-    with pytest.raises(UnimetricError, match="class_spectra: `top` is 0"):
+    with pytest.raises(UnimetricError, match="`top` must be at least 1, got 0"):
         measure(Space(torch.eye(4), torch.arange(4) // 2), ["class_spectra(top=0)"])

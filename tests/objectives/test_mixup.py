@@ -177,7 +177,7 @@ def test_a_backbone_without_stages():
             return images.mean((2, 3))[:, None]
 
     odd = Model(Odd(), create("heads", f"linear(dim={DIM})", features=3)).train()
-    with pytest.raises(UnimetricError, match="no stages in the backbone Odd"):
+    with pytest.raises(UnimetricError, match="requires a backbone with stages, but Odd has none"):
         build().meet(odd)
     objective = build(stages=(0,))
     objective.meet(odd)

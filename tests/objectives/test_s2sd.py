@@ -117,5 +117,5 @@ def test_without_feature_distillation_the_term_is_gone():
 
 
 def test_no_target_branch_is_refused():
-    with pytest.raises(UnimetricError, match="no target branch"):
+    with pytest.raises(UnimetricError, match="`dims` must be a list of length at least 1"):
         build(dims=())

@@ -129,5 +129,5 @@ def test_features_that_do_not_fall_into_chunks():
 
 @pytest.mark.parametrize("key", ["chunk", "every"])
 def test_none_at_all_is_refused(key):
-    with pytest.raises(UnimetricError, match=f"`{key}` of the objective `uniform_prior` must be at least 1"):
+    with pytest.raises(UnimetricError, match=f"`{key}` must be at least 1, got 0"):
         build(**{key: 0})

@@ -1,4 +1,4 @@
-"""Run folders as they are found: a broken one is named and left out, and the others are shown."""
+"""Run folders: a broken one is skipped and listed, and the others are reported."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from unimetric.report import report
 from unimetric.report.folders import read_runs
 
 
-def test_runs_come_in_the_order_of_their_grid(runs: Callable[..., Path]) -> None:
-    records, left_out = read_runs([runs(4)])
+def test_runs_keep_order_of_grid(runs: Callable[..., Path]) -> None:
+    records, skipped = read_runs([runs(4)])
     assert [record.labels["method"] for record in records] == ["margin(beta=1.2) <0>"] * 2 + ["multi_similarity <1>"] * 2
     assert records[0].value("recall(k=1)") == 0.5
-    assert not left_out
+    assert not skipped
 
 
-def test_a_run_that_two_studies_share_counts_once(runs: Callable[..., Path], tmp_path: Path) -> None:
+def test_run_of_two_studies_counts_once(runs: Callable[..., Path], tmp_path: Path) -> None:
     place = runs(2)
     shutil.copytree(place, tmp_path / "second")
-    records, left_out = read_runs([place, tmp_path / "second"])
+    records, skipped = read_runs([place, tmp_path / "second"])
     assert len(records) == 2
-    assert [reason for _, reason in left_out] == [f"the same run as {record.folder}" for record in records]
+    assert [reason for _, reason in skipped] == [f"the same run as {record.folder}" for record in records]
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -60,7 +60,7 @@ def _altered(folder: Path, **arrays: np.ndarray) -> None:
     np.savez(folder / "gallery.npz", **(dict(np.load(folder / "gallery.npz")) | arrays))
 
 
-def test_settings_may_begin_with_a_mark_of_order(runs: Callable[..., Path]) -> None:
+def test_settings_may_start_with_byte_order_mark(runs: Callable[..., Path]) -> None:
     place = runs(1)
     file = next(place.glob("*/config.toml"))
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # as some editors write UTF-8, and `train` reads it
@@ -68,18 +68,18 @@ def test_settings_may_begin_with_a_mark_of_order(runs: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_broken_folder_is_named_and_left_out(damage: str, runs: Callable[..., Path], tmp_path: Path) -> None:
+def test_broken_folder_is_skipped_and_listed(damage: str, runs: Callable[..., Path], tmp_path: Path) -> None:
     place = runs(4)
     broken = read_runs([place])[0][1].folder
     DAMAGES[damage](broken)
-    left_out = report([place], tmp_path / "report.html")
-    assert [folder for folder, _ in left_out] == [broken]
+    skipped = report([place], tmp_path / "report.html")
+    assert [folder for folder, _ in skipped] == [broken]
     page = (tmp_path / "report.html").read_text()
     assert "3 runs, 2 methods" in page
-    assert str(broken) in page.partition('id="left-out"')[2]
+    assert str(broken) in page.partition('id="skipped"')[2]
 
 
-def test_folders_without_any_run_are_refused(tmp_path: Path) -> None:
+def test_report_rejects_folders_without_runs(tmp_path: Path) -> None:
     with pytest.raises(UnimetricError, match="no finished run"):
         report([tmp_path], tmp_path / "report.html")
     with pytest.raises(UnimetricError, match="no such folder"):
@@ -87,13 +87,13 @@ def test_folders_without_any_run_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_report_needs_no_torch() -> None:
+def test_report_does_not_import_torch() -> None:
     code = "import sys, unimetric.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("names", [3, ["a"], None, {"seed": 3}])
-def test_what_a_study_calls_its_runs_may_be_altered(names: object, runs: Callable[..., Path]) -> None:
+def test_report_accepts_altered_labels(names: object, runs: Callable[..., Path]) -> None:
     place = runs(2)
     labels = json.loads((place / "study.json").read_text())
     (place / "study.json").write_text(json.dumps(dict.fromkeys(labels, names)))

@@ -1,4 +1,4 @@
-"""Means, intervals, the papers' values, shifts and correlations."""
+"""Means, intervals, values of the papers, shifts and correlations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import stats
 
 from unimetric.config import better
 from unimetric.report import report
-from unimetric.report.figures import flat, galleries
+from unimetric.report.figures import galleries, project
 from unimetric.report.folders import Record, read_runs
 from unimetric.report.numbers import Method, _tables, at_own_epochs, correlations, is_structure, methods, published, shift_of, shifts
 from unimetric.report.tables import as_latex, as_markdown, results
@@ -43,7 +43,7 @@ def record(
     return Record(Path(run_id), run_id, known | settings, [best], best, {}, {})
 
 
-def test_seeds_are_one_method_with_students_interval() -> None:
+def test_methods_group_seeds_with_interval() -> None:
     values = [0.61, 0.63, 0.64, 0.60]
     found = methods([record(str(seed), seed=seed, recall=value) for seed, value in enumerate(values)])
     assert len(found) == 1
@@ -51,11 +51,12 @@ def test_seeds_are_one_method_with_students_interval() -> None:
     assert math.isclose(found[0].mean("recall(k=1)"), np.mean(values))
     assert math.isclose(2 * found[0].half("recall(k=1)"), high - low)
     assert math.isnan(Method("one", [record("a")]).half("recall(k=1)"))
+    assert math.isnan(Method("two", [record("a"), record("b", recall=0.6)]).half("recall(k=1)"))
     older, newer = record("old", seed=0), record("new", seed=1, chosen_by=1)  # made before and after there was such a setting
     assert len(methods([older, newer])) == 1 and len(methods([older, record("two", seed=1, chosen_by=2)])) == 2
 
 
-def test_each_metric_at_its_own_best_epoch_but_structure_at_that_of_the_first() -> None:
+def test_own_epochs_keep_structure_at_best_epoch() -> None:
     lines = [
         {"epoch": 0, "test/recall(k=1)": 0.9, "test/nmi": 0.9, "test/spectral_decay": 0.1},  # nothing is trained yet
         {"epoch": 1, "test/recall(k=1)": 0.5, "test/nmi": 0.7, "test/spectral_decay": 0.2},
@@ -68,7 +69,7 @@ def test_each_metric_at_its_own_best_epoch_but_structure_at_that_of_the_first() 
     assert [own.value(metric) for metric in ("recall(k=1)", "nmi", "spectral_decay")] == [0.6, 0.7, 0.3]
 
 
-def test_less_is_better_where_the_run_says_so() -> None:
+def test_lower_is_better_if_run_records_it() -> None:
     def one(run_id: str, loss: str, *errors: float) -> Record:
         lines = [{"epoch": epoch, "test/my.error": error, "test/my.each/a": error} for epoch, error in enumerate(errors, 1)]
         best = lines[-1] | {"lower_is_better": ["my.error", "my.each"]}
@@ -88,17 +89,25 @@ def _pictures() -> dict[str, np.ndarray]:
     return names | {"embeddings": np.eye(2), "queries": two, "neighbours": two[:, None], "thumbnails": none, "spectrum": np.ones(2)}
 
 
-def test_what_the_report_calls_structure_is_what_metrics_call_so() -> None:
-    assert {name for name in names("metrics") if better(name) == "neither"} == set(filter(is_structure, names("metrics")))
+def test_is_structure_agrees_with_metric_declarations() -> None:
+    structure = {name for name in names("metrics") if better(name) == "neither"}
+    assert "spectral_decay" in structure
+    assert structure == set(filter(is_structure, names("metrics")))
 
 
-def test_methods_without_a_study_are_named_by_what_differs() -> None:
+def test_is_structure_reads_inner_metric_and_keys() -> None:
+    assert is_structure("per_source(metric='spectral_decay')/cub200")
+    assert not is_structure("per_source(metric='recall(k=1)')/my (set)")
+    assert not is_structure("density") and not is_structure("my.metric") and not is_structure("a(")
+
+
+def test_methods_are_named_by_differing_settings() -> None:
     found = methods([record("a", loss="margin(beta=0.6)"), record("b"), record("c", device="cuda")])
     assert [method.name for method in found] == ["margin(beta=0.6)", "margin(beta=1.2)"]
     assert [len(method.runs) for method in found] == [1, 2]  # where it ran makes no difference
 
 
-def test_precisions_are_one_method_unless_a_study_compares_them() -> None:
+def test_precision_defines_method_only_in_its_study() -> None:
     every = [
         record(f"{precision} {seed}", seed=seed, precision=precision, recall=recall)
         for precision, recall in (("32-true", 0.5), ("bf16-mixed", 0.7))
@@ -109,7 +118,7 @@ def test_precisions_are_one_method_unless_a_study_compares_them() -> None:
     assert [(method.name, method.mean("recall(k=1)")) for method in methods(study)] == [("32-true", 0.5), ("bf16-mixed", 0.7)]
 
 
-def test_the_papers_values() -> None:
+def test_published_requires_same_settings() -> None:
     def of(**settings: str) -> str | None:
         value = published(Method("", [record("a", **settings)]), "recall(k=1)")
         return value and value.text
@@ -134,7 +143,7 @@ def test_the_papers_values() -> None:
     assert of(**shifted, head="linear(dim=128)", loss="margin(beta=1.2, or_count=True)") is None  # the table's has 512
 
 
-def test_the_papers_values_of_eight_datasets_are_not_those_of_four() -> None:
+def test_published_requires_all_datasets() -> None:
     puma = {
         "backbone": "timm(name='vit_small_patch16_224', pretrained=True)",
         "loss": "curricularface(margin=0.3, scale=32.0, per_class_t=True, lr=1.0, weight_decay=1e-4)",
@@ -156,7 +165,7 @@ def test_the_papers_values_of_eight_datasets_are_not_those_of_four() -> None:
     assert harmonic(replace(packs, gallery={"source": np.array(eight[:2])})) is None
 
 
-def test_every_value_of_the_papers_can_be_read() -> None:
+def test_papers_toml_is_valid() -> None:
     for table in _tables()["table"]:
         for row in table["rows"]:
             assert len(row["values"]) == len(table["metrics"])
@@ -165,7 +174,7 @@ def test_every_value_of_the_papers_can_be_read() -> None:
                 assert text == "" or parse(text), (key, text)
 
 
-def test_recall_against_shift_with_its_area() -> None:
+def test_shifts_computes_ags() -> None:
     every = [
         record(str(number), dataset="cars196", split=f"published(path='x', split={number})", recall=0.9 - number / 20)
         for number in (1, 2, 3)
@@ -181,7 +190,7 @@ def test_recall_against_shift_with_its_area() -> None:
     assert shifts(methods([record("a"), record("b", split="few_shot")]), "recall(k=1)") == []
 
 
-def test_methods_of_one_name_and_other_settings_have_curves_of_their_own() -> None:
+def test_shifts_separates_methods_of_one_name() -> None:
     every = [
         replace(
             record(f"{epochs} {number}", dataset="cars196", split=f"published(path='x', split={number})", epochs=epochs, recall=recall),
@@ -194,14 +203,14 @@ def test_methods_of_one_name_and_other_settings_have_curves_of_their_own() -> No
     assert [curve["y"] for curve in shifts(methods(every), "recall(k=1)")] == [[0.5, 0.5], [0.7, 0.7]]
 
 
-def test_correlation_with_structure() -> None:
+def test_correlations_match_scipy() -> None:
     values = [(0.5, 0.3), (0.6, 0.25), (0.7, 0.1), (0.65, 0.2)]
     found = methods([record(str(seed), seed=seed, recall=recall, decay=decay) for seed, (recall, decay) in enumerate(values)])
     (row,) = correlations(found, ["recall(k=1)", "spectral_decay"])
     assert math.isclose(row["r"], stats.pearsonr(*zip(*values, strict=True))[0])
 
 
-def test_a_metric_that_some_runs_lack_leaves_a_gap() -> None:
+def test_results_leave_missing_metrics_empty() -> None:
     without = replace(record("b", loss="arcface"), best={"epoch": 1, "test/recall(k=1)": 0.7})
     (table,) = results(methods([record("a"), without]))
     assert [[cell.mean for cell in cells] for _, _, cells in table.rows] == [["50.00", "0.300"], ["70.00", ""]]
@@ -213,39 +222,49 @@ def test_tables_in_every_format(runs: Callable[..., Path], tmp_path: Path) -> No
     place = runs(6)
     report([place], tmp_path / "report.html")
     markdown = (tmp_path / "report.md").read_text()
-    assert "| arcface <2> | 2 | **52.10 ± 1.27** (62.67 ± 0.67) |" in markdown
-    assert "| margin(beta=1.2) <0> | 2 | 50.10 ± 1.27 (63.09 ± 0.46) |" in markdown
+    assert "| arcface <2> | 2 | **52.10 [52.00, 52.20]** (62.67 ± 0.67) | 0.479 [0.478, 0.480] |" in markdown
+    assert "| margin(beta=1.2) <0> | 2 | 50.10 [50.00, 50.20] (63.09 ± 0.46) |" in markdown
+    assert "| method | seeds | recall(k=1) (%) | spectral_decay |" in markdown
     with open(tmp_path / "report.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2
-    assert rows[0]["mean"] == "50.10"
+    assert [rows[0][key] for key in ("mean", "half_interval", "low", "high", "unit")] == ["50.10", "", "50.00", "50.20", "percent"]
+    assert (rows[1]["metric"], rows[1]["unit"]) == ("spectral_decay", "")
     assert rows[0]["source"] == "Roth et al. 2020, table 2"
     latex = (tmp_path / "report.tex").read_text()
     assert r"multi\_similarity" in latex
-    assert r"$\mathbf{52.10 \pm 1.27}$ (62.67 ± 0.67)" in latex
+    assert r"$\mathbf{52.10 [52.00, 52.20]}$ (62.67 ± 0.67)" in latex
     assert latex.count(r"\\") == 4
     tables = results(methods(read_runs([place])[0]))
     assert as_markdown(tables) == markdown
     assert as_latex(tables) == latex
 
 
-def test_a_plane_for_few_points_and_few_dimensions() -> None:
+def test_interval_needs_three_seeds() -> None:
+    two = [record(str(seed), seed=seed, recall=value, decay=11.027) for seed, value in enumerate((0.45, 0.53))]
+    three = [*two, record("2", seed=2, recall=0.49, decay=11.027)]
+    assert "| 49.00 [45.00, 53.00] (63.09 ± 0.46) | 11.027 [11.027, 11.027] |" in as_markdown(results(methods(two)))
+    half = 100 * stats.t.ppf(0.975, 2) * np.std([0.45, 0.53, 0.49], ddof=1) / math.sqrt(3)
+    assert f"| 49.00 ± {half:.2f} (63.09 ± 0.46) | 11.027 ± 0.000 |" in as_markdown(results(methods(three)))
+
+
+def test_project_few_points_and_dimensions() -> None:
     rng = np.random.default_rng(0)
-    way, places = flat(rng.standard_normal((10, 1)))
-    assert way == "PCA"
-    assert places.shape == (10, 2)
-    assert np.isfinite(places).all()
+    projection, points = project(rng.standard_normal((10, 1)))
+    assert projection == "PCA"
+    assert points.shape == (10, 2)
+    assert np.isfinite(points).all()
 
 
-def test_a_report_of_five_hundred_runs(runs: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_report_of_500_runs(runs: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     import time
 
     place = runs(500, epochs=30, points=12)
     begun = time.perf_counter()
-    left_out = report([place], tmp_path / "report.html", galleries=4)
+    skipped = report([place], tmp_path / "report.html", galleries=4)
     with capsys.disabled():
         print(f" [500 runs in {time.perf_counter() - begun:.1f} s] ", end="")
-    assert not left_out
+    assert not skipped
     text = (tmp_path / "report.html").read_text()
     assert "500 runs, 250 methods" in text
     data = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0].replace("<\\/", "</"))

@@ -1,4 +1,4 @@
-"""The page in a real browser: everything is there, hovering works, nothing is fetched, nothing is complained about."""
+"""The report in a browser: all sections, tooltips, no requests, no console messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is no
 
 
 def browser_file() -> str | None:
-    """A Chromium of this machine: as UNIMETRIC_CHROMIUM names it, or on the path; otherwise Playwright's own."""
+    """Return the Chromium of UNIMETRIC_CHROMIUM or on the path; None for that of Playwright."""
     named = os.environ.get("UNIMETRIC_CHROMIUM")
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return named or next((found for name in names if (found := shutil.which(name))), None)
@@ -32,7 +32,7 @@ def chromium() -> Iterator:
         browser.close()
 
 
-def test_the_page_in_a_browser(chromium, runs: Callable[..., Path], tmp_path: Path) -> None:
+def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) -> None:
     report([runs(8)], tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 10 * 2**20
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
@@ -63,7 +63,7 @@ def test_the_page_in_a_browser(chromium, runs: Callable[..., Path], tmp_path: Pa
     page.locator("#gallery .map circle").nth(5).hover(force=True)
     assert tip.is_visible()
     assert tip.locator("img").evaluate("(image) => image.naturalWidth") > 0
-    assert tip.inner_text().strip().startswith("class </script> ")  # text, and no end of our script
+    assert tip.inner_text().strip().startswith("class </script> ")  # text, not the end of the script
     page.mouse.move(2, 2)
     assert tip.is_hidden()
     plot = page.locator("#curves svg").first

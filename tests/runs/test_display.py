@@ -69,7 +69,7 @@ def test_training_prints_lines_without_a_terminal(tmp_path: Path, capsys, monkey
     train(load(dataset="glyphs(blocks='shapes')", transform="glyphs", **network, **rest), tmp_path / "run")
     out, err = capsys.readouterr()
     assert re.search(r"^training 2/\d+  [\d.,]+ per second  \d+ s left  loss \d", err, re.M)
-    assert re.search(r"^epoch +1/1  loss .* pictures/s  \d+\.\d GiB  test/recall", out, re.M)
+    assert re.search(r"^epoch +1/1  loss .* images/s  \d+\.\d GiB  test/recall", out, re.M)
     assert "training" not in out
 
 

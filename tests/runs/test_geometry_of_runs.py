@@ -15,7 +15,7 @@ from unimetric.analysis import ensemble as ensembles
 from unimetric.analysis import gallery as looks
 from unimetric.analysis.ensemble import ensemble
 from unimetric.analysis.evaluate import evaluate, evaluate_file
-from unimetric.analysis.shift import _without_training
+from unimetric.analysis.shift import points_of_features
 from unimetric.analysis.transfer import transfer
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError
@@ -180,7 +180,7 @@ def test_shift_of_features_uses_the_geometry(tmp_path: Path) -> None:
     expected = recalls(points[24:], labels[24:])
     assert expected["cosine"] != expected["euclidean"]
     for geometry, name in (("", "cosine"), ("euclidean", "euclidean")):
-        found = _without_training(tmp_path / "f.npz", table, str(tmp_path / "splits.json"), ["recall(k=1)"], geometry=geometry)
+        found = points_of_features(tmp_path / "f.npz", table, str(tmp_path / "splits.json"), ["recall(k=1)"], geometry=geometry)
         assert found["1"][0]["recall(k=1)"] == pytest.approx(expected[name])
 
 

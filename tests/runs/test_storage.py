@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from unimetric.config import from_settings
 from unimetric.errors import UnimetricError
 from unimetric.runs.storage import Mirror, finished, local_copies, on_disk, pull, read, write
+from unimetric.studies import worker
 from unimetric.studies.worker import work
 
 
@@ -119,3 +121,19 @@ def test_a_small_file_on_a_disk_is_the_old_one_or_the_new_one(tmp_path: Path, sm
         write(place, "study.json", b" " * 9000)
     assert read(place, "study.json") == b"{}"
     assert len(list((tmp_path / "study").iterdir())) == 1
+
+
+def test_remote_storage_requires_fsspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UnimetricError, match="requires fsspec") as error:
+        read("s3://bucket/study", "study.json")
+    assert error.value.hint == "pip install 'unimetric[storage]'"
+    write(str(tmp_path), "study.json", b"{}")
+    assert read(f"file://{tmp_path}", "study.json") == b"{}"  # folders of this machine do not need it
+    assert on_disk(f"file://{tmp_path}") == tmp_path
+
+
+def test_worker_runs_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "fcntl", None)  # as on Windows
+    with worker._run_lock(tmp_path, "run"):
+        assert not (tmp_path / "logs").exists()

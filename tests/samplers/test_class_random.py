@@ -42,5 +42,5 @@ def test_only_one_class_has_a_mate():
 
 
 def test_a_batch_of_one_is_refused():
-    with pytest.raises(UnimetricError, match="batch_size=1"):
+    with pytest.raises(UnimetricError, match="`batch_size` must be at least 2, got 1"):
         build([0, 0, 1], 1)

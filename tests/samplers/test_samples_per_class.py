@@ -77,7 +77,7 @@ def test_ranks_keep_classes_whole():
 
 
 def test_a_batch_that_n_does_not_divide_is_refused():
-    with pytest.raises(UnimetricError, match="batch_size=112 is not a multiple of n=5") as caught:
+    with pytest.raises(UnimetricError, match="multiple of n=5 samples per class, got batch_size=112") as caught:
         build(np.arange(200), n=5, batch_size=112)
     assert "batch_size=110" in caught.value.hint
     with pytest.raises(UnimetricError, match="n=0"):

@@ -71,18 +71,22 @@ def test_distances(file):
     [
         ({}, "split=3", r"splits\.json: splits has no `3`"),
         ({}, "key='R2'", r"splits\.json: history has no `R2`"),
-        ({"classes": ["x", *NAMES[:0:-1]]}, "split=1", r"splits\.json: classes names the class `x`, which the dataset has not"),
+        ({"classes": ["x", *NAMES[:0:-1]]}, "split=1", r"splits\.json: classes: unknown class `x`"),
         ({"classes": ["a", *NAMES[:0:-1]]}, "key='0', validation=0.9", "validation classes are too many"),
-        ({"classes": ["b", *NAMES[:0:-1]]}, "split=1", "names the class `b` twice"),
-        ({"classes": 3}, "split=1", "is not a list of class names"),
-        ({"history": [{"key": "0", "train": [0, 1], "test": [1, 2]}]}, "split=1", "the class `g` is in training and in test"),
-        ({"history": {"0": {}}}, "split=1", r"splits\.json: history is not a list of splits"),
-        ({"history": [1, 2]}, "split=1", r"splits\.json: history is not a list of splits"),
-        ({"history": [{"train": [0, 1], "test": [2, 3]}]}, "split=1", r"splits\.json: history is not a list of splits"),
-        ({"history": [{"key": "0", "train": ["a"], "test": [1, 2]}]}, "split=1", "split 1, train: not a list of rows of its 8 classes"),
-        ({"history": [{"key": "0", "train": [0, 99], "test": [1, 2]}]}, "split=1", "split 1, train: not a list of rows"),
-        ({"history": [{"key": "0", "train": [0, 1], "test": [-1, -2]}]}, "split=1", "split 1, test: not a list of rows"),
-        ({"history": [{"key": "0", "train": [0.5, 1.5], "test": [2, 3]}]}, "split=1", "split 1, train: not a list of rows"),
+        ({"classes": ["b", *NAMES[:0:-1]]}, "split=1", "the class `b` is listed twice"),
+        ({"classes": 3}, "split=1", "must be a list of class names"),
+        ({"history": [{"key": "0", "train": [0, 1], "test": [1, 2]}]}, "split=1", "the class `g` is in both training and test"),
+        ({"history": {"0": {}}}, "split=1", r"splits\.json: history must be a list of splits"),
+        ({"history": [1, 2]}, "split=1", r"splits\.json: history must be a list of splits"),
+        ({"history": [{"train": [0, 1], "test": [2, 3]}]}, "split=1", r"splits\.json: history must be a list of splits"),
+        (
+            {"history": [{"key": "0", "train": ["a"], "test": [1, 2]}]},
+            "split=1",
+            "split 1, train: must be a list of indices of its 8 classes",
+        ),
+        ({"history": [{"key": "0", "train": [0, 99], "test": [1, 2]}]}, "split=1", "split 1, train: must be a list of indices"),
+        ({"history": [{"key": "0", "train": [0, 1], "test": [-1, -2]}]}, "split=1", "split 1, test: must be a list of indices"),
+        ({"history": [{"key": "0", "train": [0.5, 1.5], "test": [2, 3]}]}, "split=1", "split 1, train: must be a list of indices"),
     ],
 )
 def test_refused(file, change, text, message):
@@ -92,7 +96,7 @@ def test_refused(file, change, text, message):
 
 
 def test_files_that_are_none(tmp_path):
-    for content, message in (("{}", "has no `history`"), ("[1]", "not a dictionary"), ("{", "neither JSON nor")):
+    for content, message in (("{}", "has no `history`"), ("[1]", "must hold a dictionary"), ("{", "neither JSON nor")):
         (tmp_path / "x.json").write_text(content)
         with pytest.raises(UnimetricError, match=message):
             divide(f"ood(path='{tmp_path}/x.json')")

@@ -14,14 +14,14 @@ from unimetric.studies.ranges import is_grid, read_any
 GRIDS = sorted((Path(__file__).parents[2] / "src" / "unimetric" / "configs" / "studies").glob("*.toml"))
 
 
-def test_lists_make_every_combination_and_the_last_turns_fastest() -> None:
+def test_expand_combines_lists_in_order() -> None:
     runs = expand({"epochs": [1, 2], "seed": [0, 1, 2], "loss": "margin"})
     assert [(run.config.epochs, run.config.seed) for run in runs] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert runs[4].labels == {"epochs": "2", "seed": "1"}
     assert len({run.config.run_id for run in runs}) == 6
 
 
-def test_tables_keep_settings_together() -> None:
+def test_expand_keeps_tables_together() -> None:
     method = [{"name": "M", "loss": "margin", "miner": "distance_weighted"}, {"loss": "multi_similarity"}]
     runs = expand({"method": method, "seed": [0, 1]})
     assert [(run.config.loss, run.config.miner, run.config.seed) for run in runs] == [
@@ -33,20 +33,20 @@ def test_tables_keep_settings_together() -> None:
     assert [run.labels["method"] for run in runs] == ["M", "M", "multi_similarity", "multi_similarity"]
 
 
-def test_metrics_vary_only_as_lists_of_lists() -> None:
+def test_expand_varies_metrics_as_lists_of_lists() -> None:
     assert len(expand({"metrics": ["recall(k=1)", "nmi"]})) == 1
     runs = expand({"metrics": [["recall(k=1)"], ["nmi"]]})
     assert [run.config.metrics for run in runs] == [("recall(k=1)",), ("nmi",)]
 
 
-def test_metrics_are_checked_together_with_how_many_choose() -> None:
+def test_expand_checks_metrics_with_chosen_by() -> None:
     metrics = [["recall", "nmi"], ["recall", "pi_ratio"]]
     assert len(expand({"metrics": metrics[0], "chosen_by": [1, 2]})) == 2
-    with pytest.raises(UnimetricError, match="`pi_ratio` describes a space"):
+    with pytest.raises(UnimetricError, match="`pi_ratio` is a structure metric"):
         expand({"metrics": metrics, "chosen_by": [1, 2]})
 
 
-def test_overrides_go_over_what_a_table_says_too(tmp_path: Path) -> None:
+def test_overrides_replace_settings_of_tables(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text('epochs = 3\n[[method]]\nloss = "margin"\n[[method]]\nloss = "triplet"\nepochs = 5\nbatch_size = 56\n')
     assert [run.config.epochs for run in read_grid(path)] == [3, 5]
@@ -55,7 +55,7 @@ def test_overrides_go_over_what_a_table_says_too(tmp_path: Path) -> None:
     assert [(run.labels["epochs"], run.config.epochs) for run in read_grid(path, epochs=[1, 2])] == [("1", 1), ("2", 2)] * 2
 
 
-def test_a_run_described_twice_is_done_once() -> None:
+def test_expand_lists_duplicate_runs_once() -> None:
     runs = expand({"setting": [{"name": "a", "batch_size": [56, 112]}, {"name": "b", "epochs": [10, 20]}]})
     assert [run.labels for run in runs] == [
         {"setting": "a", "batch_size": "56"},
@@ -67,14 +67,14 @@ def test_a_run_described_twice_is_done_once() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("seed = []", "`seed` is an empty list"),
+        ("seed = []", "`seed` must have at least one value"),
         ("sede = [0, 1]", "unknown key `sede`"),
         ("loss = ['margin', 'margn']", "no `margn` in losses"),
         ("method = [{loss = 'margin', epoch = 3}]", "unknown key `epoch`"),
         ("seed = [0, 1", "not TOML"),
     ],
 )
-def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
+def test_read_grid_rejects_invalid_files(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(text)
     with pytest.raises(UnimetricError) as refused:
@@ -84,19 +84,19 @@ def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
     assert refused.value.hint
 
 
-def test_a_combination_that_does_not_fit_is_named() -> None:
+def test_check_runs_names_invalid_combination() -> None:
     runs = expand({"loss": ["margin", "circle"], "miner": "semihard"})
     with pytest.raises(UnimetricError, match="grid: circle: the loss Circle reads Pairs"):
         check_runs(runs, "grid")
 
 
-def test_overrides_are_for_every_run(grid: Path) -> None:
+def test_overrides_apply_to_every_run(grid: Path) -> None:
     runs = read_grid(grid, epochs=3, seed=7)
     assert {(run.config.epochs, run.config.seed) for run in runs} == {(3, 7)}
     assert len(runs) == 4
 
 
-def test_every_study_that_we_ship_fits_together_and_counts_its_runs() -> None:
+def test_shipped_studies_fit_and_count_their_runs() -> None:
     assert len(GRIDS) > 30
     seen: set = set()
     for path in GRIDS:
@@ -110,6 +110,6 @@ def test_every_study_that_we_ship_fits_together_and_counts_its_runs() -> None:
         assert "GPU" in head, path
 
 
-def test_settings_that_do_not_go_together_are_refused_wherever_they_meet() -> None:
+def test_expand_rejects_conflicting_settings() -> None:
     with pytest.raises(UnimetricError, match="`clip_norm` cannot clip"):
         expand({"precision": ["32-true", "16-mixed"], "clip_norm": [0.0, 1.0]})

@@ -154,6 +154,7 @@ def deadly(*, victim: bool = False):
 def test_a_killed_run_takes_no_other_with_it(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("UNIMETRIC_TRUST", "killer")
     runs = expand(settings(grid, dataset=["killer.deadly(victim=True)", "killer.deadly()"], seed=[0, 1]))
     monkeypatch.setattr(display, "EVERY", 0.0)
     states = study(runs, tmp_path / "runs", parallel=3, pictures=False)
@@ -168,6 +169,7 @@ def test_memory_trouble_lowers_the_number_of_runs(grid: Path, tmp_path: Path, mo
     """A run that the system kills for memory counts as one too many."""
     (tmp_path / "killer.py").write_text(KILLER)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("UNIMETRIC_TRUST", "killer")
     monkeypatch.setattr(parallel, "count_cores", lambda: 8)
     slots: list[Slots] = []
     original = Slots.__init__

@@ -51,19 +51,19 @@ def settings(grid: str, **labels: str) -> list[dict[str, Any]]:
         ("puma_table8", "Triplet + XBM", {"objective": "cross_batch(size=4096, memory_only=True)", "miner": "hardest"}),
     ],
 )
-def test_what_a_row_was_made_with(grid: str, method: str, wanted: dict[str, Any]) -> None:
+def test_rows_have_settings_of_the_paper(grid: str, method: str, wanted: dict[str, Any]) -> None:
     for found in settings(grid, method=method):
         assert {key: found[key] for key in wanted} == wanted
 
 
-def test_googlenet_sees_227_pixels_and_other_networks_224() -> None:
+def test_googlenet_uses_227_pixels() -> None:
     transforms = {
         name: settings("revisiting_figure2_cub200", setting=name)[0]["transform"] for name in ("GoogLeNet, 512", "BN-Inception, 512")
     }
     assert transforms == {"GoogLeNet, 512": "base(size=227)", "BN-Inception, 512": "base"}
 
 
-def test_few_shots_of_puma_train_for_32_over_k_and_one_epochs() -> None:
+def test_puma_few_shot_epochs() -> None:
     for found in settings("puma_figure6"):
         shots = parse(found["split"]).named["shots"]
         assert found["epochs"] == 32 // shots + 1
@@ -88,7 +88,7 @@ def test_published_value_shows_next_to_the_config() -> None:
 
 
 @pytest.mark.parametrize("path", sorted([*GRIDS.glob("crt_*.toml"), *GRIDS.parent.glob("crt_*.toml")]), ids=lambda path: path.stem)
-def test_crt_has_both_spectra_and_five_pictures_of_each_class(path: Path) -> None:
+def test_crt_has_spectra_and_five_images_per_class(path: Path) -> None:
     for run in read_any(path):
         found = asdict(run.config)
         assert {"spectral_decay", "spectral_decay(drop_largest=0)"} <= set(found["metrics"])

@@ -32,7 +32,7 @@ def search(grid: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_search_finds_repeats_nothing_and_asks_the_validation_classes(search: Path, tmp_path: Path) -> None:
+def test_tune_resumes_and_scores_on_validation(search: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
     value, best = tune(search, out, trials=1)
     once = {done: done.stat().st_mtime_ns for done in out.glob("*/done")}
@@ -47,23 +47,24 @@ def test_a_search_finds_repeats_nothing_and_asks_the_validation_classes(search: 
     assert tomllib.loads((out / "best.toml").read_text())["loss"] == f"margin(beta={best['beta']})"
 
 
-def test_a_search_without_validation_classes_is_refused(search: Path, tmp_path: Path) -> None:
-    for split in ("standard", "standard(validation=0)", "standard(validation=0.0)"):
+def test_tune_rejects_split_without_validation(search: Path, tmp_path: Path) -> None:
+    for split in ("standard", "standard(validation=0)", "standard(validation=0.0)", "folder(name='validation=0.2')"):
         with pytest.raises(UnimetricError, match="no validation classes") as refused:
             tune(search, tmp_path / "runs", split=split)
         assert "standard(validation=0.2)" in refused.value.hint
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_judged_by_its_test_classes_is_refused(tmp_path: Path) -> None:
+def test_trial_score_rejects_test_classes(tmp_path: Path) -> None:
     (tmp_path / "done").write_text('{"epoch": 1, "chosen_on": "test", "test/recall(k=1)": 0.9}')
-    with pytest.raises(UnimetricError, match="not measured on validation classes"):
+    with pytest.raises(UnimetricError, match="has no results on validation classes"):
         trial_score(tmp_path)
 
 
-def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_score_uses_better_of_first_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judging.py").write_text("def error(space): ...\n\nerror.better = 'lower'\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("UNIMETRIC_TRUST", "judging")
     line = {"epoch": 1, "chosen_on": "validation", "validation/judging.error": 0.3, "validation/recall": 0.9, "test/judging.error": 0.4}
     (tmp_path / "done").write_text(json.dumps(line))
     (tmp_path / "config.toml").write_text("metrics = ['judging.error', 'recall']")
@@ -72,27 +73,27 @@ def test_a_run_is_judged_by_what_its_first_metric_calls_better(tmp_path: Path, m
     assert trial_score(tmp_path) == 0.9
 
 
-def test_the_ends_of_the_ranges(search: Path) -> None:
+def test_boundary_runs_use_ends_of_ranges(search: Path) -> None:
     assert [run.config.loss for run in boundary_runs(search)] == ["margin(beta=0.6)", "margin(beta=1.4)"]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("loss = 'margin'", "nothing to search for"),
+        ("loss = 'margin'", "a search requires at least one `{name}`"),
         ("loss = 'margin(beta={beta})'", "`beta` is in the settings only"),
         ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1}\ngamma = {choices = [1]}", "`gamma` is in [search] only"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = [0, 1]", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 2, high = 1}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1, log = true}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0.5, high = 2, whole = true}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {choices = []}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = inf}", "the range of `beta` cannot be read"),
-        ("loss = 'margin(beta={beta})'\nsearch = 3", "`search` is no table"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = [0, 1]", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 2, high = 1}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = 1, log = true}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0.5, high = 2, whole = true}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {choices = []}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\n[search]\nbeta = {low = 0, high = inf}", "the range of `beta` is not valid"),
+        ("loss = 'margin(beta={beta})'\nsearch = 3", "`search` must be a table"),
     ],
 )
-def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
+def test_read_search_rejects_invalid_files(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "search.toml"
     path.write_text(text)
     with pytest.raises(UnimetricError) as refused:
@@ -101,10 +102,10 @@ def test_mistakes_name_the_file(text: str, says: str, tmp_path: Path) -> None:
     assert str(path) in refused.value.message
 
 
-def test_what_is_written_over_a_search_is_checked_with_it(search: Path, tmp_path: Path) -> None:
+def test_tune_checks_overrides(search: Path, tmp_path: Path) -> None:
     for overrides, says in (
         ({"loss": "margin(beta={other})"}, "`beta` is in [search] only"),
-        ({"loss": "margin"}, "nothing to search for"),
+        ({"loss": "margin"}, "a search requires at least one `{name}`"),
         ({"miner": "{other}"}, "`other` is in the settings only"),
     ):
         with pytest.raises(UnimetricError, match=re.escape(says)):
@@ -112,7 +113,7 @@ def test_what_is_written_over_a_search_is_checked_with_it(search: Path, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_choice_is_checked_before_the_first_run(search: Path, tmp_path: Path) -> None:
+def test_tune_checks_every_choice_first(search: Path, tmp_path: Path) -> None:
     search.write_text(search.read_text() + 'way = {choices = ["constant", "constent", "cosine"]}\n')
     for seed in range(3):
         with pytest.raises(UnimetricError, match="no `constent` in schedules"):

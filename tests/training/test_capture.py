@@ -169,3 +169,45 @@ def test_compiled_in_earnest(text):
     for seed in range(3):
         for found, expected in zip(step(minimise, captured, embeddings(seed)), step(eager, eager, embeddings(seed)), strict=True):
             assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("private", ["_decompositions", "_make_once", "_count_in_32_bits"])
+def test_private_function_that_changed_costs_only_speed(handed, monkeypatch, recwarn, private):
+    def changed(*_):
+        raise AttributeError("module 'torch._inductor' has no attribute 'gone'")
+
+    monkeypatch.setattr(capture, private, changed)
+    monkeypatch.setattr(capture, "_warned", set())
+    loss, z = Scaled(), embeddings()
+    for seed in (0, 1):  # two graphs, one warning
+        torch._dynamo.reset()
+        z = embeddings(seed)
+        value = compiled(loss)(z, LABELS)
+        assert not one(value)
+        value.backward()
+        assert value.item() == pytest.approx(10 * z.square().sum().item())
+        assert torch.allclose(z.grad, 20 * z)
+    warned = [str(each.message) for each in recwarn if "as one graph" in str(each.message)]
+    assert len(warned) == 1 and "no attribute 'gone'" in warned[0] and torch.__version__ in warned[0]
+
+
+def test_inductor_that_is_gone_leaves_the_loss_uncompiled(monkeypatch, recwarn):
+    def changed(*_):
+        raise ImportError("cannot import name 'compile'")
+
+    monkeypatch.setattr(capture, "_inductor", changed)
+    monkeypatch.setattr(capture, "_warned", set())
+    loss, z = Scaled(), embeddings()
+    value = compiled(loss)(z, LABELS)
+    value.backward()
+    assert value.item() == pytest.approx(10 * z.square().sum().item()) and torch.allclose(z.grad, 20 * z)
+    assert [str(each.message) for each in recwarn if "run uncompiled" in str(each.message)]
+
+
+def test_compiler_errors_are_not_hidden(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(capture, "_inductor", broken)
+    with pytest.raises(Exception, match=r"no C\+\+ compiler"):
+        compiled(Scaled())(embeddings(), LABELS)

@@ -94,7 +94,7 @@ def test_evaluate_rejects_heads_of_other_weights(run, head):
     with pytest.raises(UnimetricError, match=r"trained with `head = 'diva\(dim=4") as caught:
         evaluate(run[0], head=head)
     assert "`weights`" in (caught.value.hint or "")
-    with pytest.raises(UnimetricError, match="`weights` has 2"):
+    with pytest.raises(UnimetricError, match="`weights` must be a list of 4"):
         evaluate(run[0], head="diva(weights=(1, 1))")
 
 

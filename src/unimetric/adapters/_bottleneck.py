@@ -9,7 +9,6 @@ from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from unimetric.adapters._checks import require_positive, require_probability
 from unimetric.adapters._vit import Normalized
 
 
@@ -36,8 +35,6 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, *, rank: int, scale: float, keep: float, bias: bool = False, normalised: bool = True) -> None:
         super().__init__()
-        require_positive(rank=rank)
-        require_probability(keep)
         bound = math.sqrt(1 / channels) if bias else math.sqrt(3 / rank)
         self.down = nn.Parameter(torch.empty(channels, rank).uniform_(-bound, bound))
         self.up = nn.Parameter(torch.zeros(rank, channels))

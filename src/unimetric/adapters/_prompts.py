@@ -7,8 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unimetric.adapters._checks import require_positive
-
 
 class Pool(nn.Module):
     """Pool of prompts, mixed per image by the cosine similarity to their keys.
@@ -28,7 +26,6 @@ class Pool(nn.Module):
 
     def __init__(self, channels: int, *, prompts: int, length: int) -> None:
         super().__init__()
-        require_positive(prompts=prompts, length=length)
         self.length = length
         self.keys = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, channels)))
         self.attention = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, channels)))
@@ -73,7 +70,6 @@ class Tokens(nn.Module):
 
     def __init__(self, channels: int, *, length: int, bound: float, layers: int, placed: bool) -> None:
         super().__init__()
-        require_positive(length=length)
         self.placed = placed
         self.tokens = nn.Parameter(torch.empty(layers, length, channels).uniform_(-bound, bound))
 

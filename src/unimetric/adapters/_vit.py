@@ -16,7 +16,10 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from unimetric.adapters._prompts import Pool
 from unimetric.errors import UnimetricError
+from unimetric.foreign import completed
+from unimetric.kinds import Backbone
 
 
 def frozen_transformer(backbone: Any) -> Any:
@@ -25,11 +28,10 @@ def frozen_transformer(backbone: Any) -> Any:
     Raises:
         UnimetricError: If the backbone is not a plain vision transformer of timm.
     """
-    network = getattr(backbone, "network", None)
+    network = completed("backbones", backbone).find_transformer()
     if not isinstance(network, VisionTransformer) or not all(isinstance(block, Block) for block in network.blocks):
-        name = type(network if network is not None else backbone).__name__
         raise UnimetricError(
-            f"this adapter requires a plain vision transformer of timm, got `{name}`",
+            f"this adapter requires a plain vision transformer of timm, which the backbone `{type(backbone).__name__}` does not have",
             "use `backbone = \"timm(name='vit_small_patch16_224')\"`, or `adapter = 'linear_probe'`, which accepts any backbone",
         )
     backbone.requires_grad_(False)
@@ -167,7 +169,15 @@ def _half(own: Tensor, branch: Tensor | None, scale: nn.Module, drop: nn.Module,
     return drop(scale(own + branch)) if scaled else drop(scale(own)) + branch
 
 
-class Adapted(nn.Module):
+class Mergeable(nn.Module):
+    """Module that can be replaced by an equal one without inserted parameters, for testing."""
+
+    def merged(self) -> nn.Module:
+        """Return the replacement."""
+        raise NotImplementedError
+
+
+class Adapted(Backbone):
     """Frozen backbone with prompt tokens and branches.
 
     The output has the shape of the plain backbone's output: prompt tokens are removed after the last block.
@@ -201,27 +211,32 @@ class Adapted(nn.Module):
         self.channels: int = backbone.channels
         self.mean: tuple[float, ...] = backbone.mean
         self.std: tuple[float, ...] = backbone.std
+        self.pool_size = len(prompt.keys) if isinstance(prompt, Pool) else 0
 
     def train(self, mode: bool = True) -> Adapted:
         super().train(mode)
-        self.backbone.network.patch_embed.eval()  # freezes the BatchNorm statistics of a convolutional stem
+        self.backbone.find_transformer().patch_embed.eval()  # freezes the BatchNorm statistics of a convolutional stem
         return self
 
     def patches(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         """Return the patch embeddings without position embeddings."""
-        return _flat(self.backbone.network.patch_embed(images))
+        return _flat(self.backbone.find_transformer().patch_embed(images))
+
+    def preference(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B M"]:
+        if not self.pool_size:
+            return super().preference(images)
+        return self.prompt.preference(self.patches(images))
 
     def merged(self) -> Any:
         """Return the plain backbone if all inserted parameters fit into its weights, else this module."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
-                merged: Any = getattr(child, "merged", None)
-                if merged is not None:
-                    setattr(module, name, merged())
+                if isinstance(child, Mergeable):
+                    setattr(module, name, child.merged())
         return self.backbone if self.prompt is None and not len(self.attention) and not len(self.mlp) else self
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
-        network, count = self.backbone.network, 0
+        network, count = self.backbone.find_transformer(), 0
         prefix: int = network.num_prefix_tokens
         has_position = network.cls_token is not None and network.pos_embed is not None and not network.no_embed_class
         position = network.pos_embed[:, :1] if has_position else None

@@ -8,9 +8,10 @@ from torch import nn
 
 from unimetric.adapters._bottleneck import Bottleneck
 from unimetric.adapters._vit import Adapted, frozen_transformer
+from unimetric.arguments import Count, Real
 
 
-def adaptformer(backbone: Any, *, rank: int = 256, scale: float = 0.1, normalised: bool = True) -> nn.Module:
+def adaptformer(backbone: Any, *, rank: Count = 256, scale: Real = 0.1, normalised: bool = True) -> nn.Module:
     """Insert AdaptFormer's bottleneck branches parallel to the MLPs of a frozen transformer.
 
         z = z' + MLP(LN2 z') + scale (ReLU(LN2 z' W_down + b_down) W_up + b_up)

@@ -8,8 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unimetric.foreign import completed
+from unimetric.kinds import Backbone
 
-class FrozenBackbone(nn.Module):
+
+class FrozenBackbone(Backbone):
     """Backbone with frozen weights and statistics that stores nothing for a backward pass.
 
     Args:
@@ -21,7 +24,7 @@ class FrozenBackbone(nn.Module):
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
-        self.backbone = backbone.requires_grad_(False).eval()
+        self.backbone = completed("backbones", backbone).requires_grad_(False).eval()
         self.channels: int = backbone.channels
         self.mean: tuple[float, ...] = backbone.mean
         self.std: tuple[float, ...] = backbone.std

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from unimetric.adapters._checks import require_positive, require_probability
-from unimetric.adapters._vit import Adapted, frozen_transformer
-from unimetric.errors import UnimetricError
+from unimetric.adapters._vit import Adapted, Mergeable, frozen_transformer
+from unimetric.arguments import Count, Form, Range, Real
 
 
-class LowRank(nn.Module):
+class LowRank(Mergeable):
     """timm's joint projection to q, k and v with a low-rank update of some of the three.
 
     Args:
@@ -61,7 +60,14 @@ class LowRank(nn.Module):
         return layer
 
 
-def lora(backbone: Any, *, rank: int = 128, alpha: float = 32.0, targets: str = "qk", keep: float = 1.0) -> nn.Module:
+def lora(
+    backbone: Any,
+    *,
+    rank: Count = 128,
+    alpha: Real = 32.0,
+    targets: Annotated[str, Form(r"(?!.*(.).*\1)[qkv]+", "distinct letters out of `qkv`")] = "qk",
+    keep: Annotated[float, Range(above=0, most=1)] = 1.0,
+) -> nn.Module:
     """Add low-rank updates to the attention projections of a frozen transformer.
 
         W x + alpha / rank * g * B A x,    B = 0 at the start
@@ -87,10 +93,6 @@ def lora(backbone: Any, *, rank: int = 128, alpha: float = 32.0, targets: str = 
     Returns:
         The backbone with updates, as a module with the same input and output shapes.
     """
-    if not targets or len(set(targets)) != len(targets) or not set(targets) <= set("qkv"):
-        raise UnimetricError(f"lora: `targets` must be distinct letters out of `qkv`, got {targets!r}", "use `targets='qv'`")
-    require_positive(rank=rank)
-    require_probability(keep)
     for block in frozen_transformer(backbone).blocks:
         block.attn.qkv = LowRank(block.attn.qkv, rank=rank, scale=alpha / rank, targets=targets, keep=keep)
     return Adapted(backbone)

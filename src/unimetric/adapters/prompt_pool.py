@@ -8,9 +8,10 @@ from torch import nn
 
 from unimetric.adapters._prompts import Pool
 from unimetric.adapters._vit import Adapted, frozen_transformer
+from unimetric.arguments import Count
 
 
-def prompt_pool(backbone: Any, *, prompts: int = 20, length: int = 8) -> nn.Module:
+def prompt_pool(backbone: Any, *, prompts: Count = 20, length: Count = 8) -> nn.Module:
     """Insert PUMA's conditional prompt before the first layer of a frozen transformer.
 
         q = (mean + max over the patch embeddings) / 2,  without gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -10,20 +10,20 @@ from unimetric.adapters._prompts import Pool
 from unimetric.adapters._vit import Adapted, frozen_transformer
 from unimetric.adapters.stochastic_adapter import branches
 from unimetric.adapters.vpt import plain_tokens
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Natural, Range, Real
 
 
 def puma(
     backbone: Any,
     *,
-    rank: int = 128,
-    keep: float = 0.5,
-    scale: float = 0.1,
-    layers: int = 0,
+    rank: Count = 128,
+    keep: Annotated[float, Range(above=0, most=1)] = 0.5,
+    scale: Real = 0.1,
+    layers: Natural = 0,
     scaled: bool = False,
-    prompts: int = 20,
-    length: int = 8,
-    pool: str = "keys",
+    prompts: Count = 20,
+    length: Count = 8,
+    pool: Literal["keys", "tokens"] = "keys",
 ) -> nn.Module:
     """Insert PUMA's stochastic adapters and conditional prompt into a frozen transformer.
 
@@ -59,8 +59,6 @@ def puma(
     Returns:
         The backbone with adapters and prompt, as a module with the same input and output shapes.
     """
-    if pool not in ("keys", "tokens"):
-        raise UnimetricError(f"puma: `pool` must be `keys` or `tokens`, got {pool!r}", "use `pool='keys'`")
     network = frozen_transformer(backbone)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)
     prompt: nn.Module

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from unimetric.adapters._bottleneck import Bottleneck
 from unimetric.adapters._vit import Adapted, adapted_layers, frozen_transformer
+from unimetric.arguments import Count, Natural, Range, Real
 
 
 def stochastic_adapter(
-    backbone: Any, *, rank: int = 128, keep: float = 0.5, scale: float = 0.1, layers: int = 0, scaled: bool = False
+    backbone: Any,
+    *,
+    rank: Count = 128,
+    keep: Annotated[float, Range(above=0, most=1)] = 0.5,
+    scale: Real = 0.1,
+    layers: Natural = 0,
+    scaled: bool = False,
 ) -> nn.Module:
     """Insert PUMA's stochastic adapters into a frozen transformer.
 

@@ -9,10 +9,11 @@ from torch import nn
 
 from unimetric.adapters._prompts import Tokens
 from unimetric.adapters._vit import Adapted, frozen_transformer
+from unimetric.arguments import Count
 from unimetric.errors import UnimetricError
 
 
-def vpt(backbone: Any, *, length: int = 8, deep: bool = False, placed: bool = False) -> nn.Module:
+def vpt(backbone: Any, *, length: Count = 8, deep: bool = False, placed: bool = False) -> nn.Module:
     """Insert trainable prompt tokens into a frozen transformer.
 
         shallow:  tokens = [class, P, patches] enter the first layer

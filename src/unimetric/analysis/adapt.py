@@ -6,12 +6,13 @@ import copy
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.stats import t as student
 from torch import Tensor, nn
 
@@ -23,8 +24,9 @@ from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
 from unimetric.images.loading import Progress, View, open_pictures
 from unimetric.images.table import Table
+from unimetric.kinds import Head
 from unimetric.metrics import measure
-from unimetric.runs.device import open_fabric
+from unimetric.runs.device import Fabric, open_fabric
 from unimetric.runs.embed import embed, space_of
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.model import Model, loss_of
@@ -32,7 +34,7 @@ from unimetric.runs.rows import read_table, readable
 from unimetric.spec import bind, create, parse, signature
 from unimetric.splits.published import episodes as published_episodes
 
-#: What ooDML reports.
+#: The metrics of the paper.
 METRICS = ("recall(k=1)", "map_at_k(k=1000, divide='class')")
 
 
@@ -106,38 +108,21 @@ def adapt(
     test, _ = readable(config, table, split.test)
     supports = draw_episodes(config, table, test, shots=shots, episodes=episodes, draw=draw, seed=seed)
     if len(supports) < 2:
-        raise UnimetricError(f"{len(supports)} episode(s) have no spread", "draw two episodes at least")
+        raise UnimetricError(f"a confidence interval needs at least 2 episodes, got {len(supports)}", "use `--episodes 2` or more")
     steps = iterations or (1000 if shots <= 2 else 1500)
 
     model = model.to(fabric.device).eval()
     layers = last_layers(model.head)
-    body: Any = Model(model.backbone, Identity(features=model.backbone.channels))
-    body = fabric.setup(body) if any(parameter.requires_grad for parameter in body.parameters()) else body
-    place = {int(row): number for number, row in enumerate(test)}
-    pictures = open_pictures(
-        table.take(test), device=fabric.device, mean=model.mean, std=model.std, residence=config.residence, workers=config.workers
-    )
-    recipe = create("transforms", config.transform)
-    batch = min(config.evaluate_batch, len(test))
-    _check_summary(model, next(iter(pictures.load([(np.arange(batch), View(recipe))]))))  # as many as later: shapes are compiled for
-
-    def summaries(rows: np.ndarray, look: View) -> Float[Tensor, "N C"]:
-        return embed(fabric, body, pictures, rows, look, batch=batch).clone()  # out of inference mode
-
-    centres = summaries(np.arange(len(test)), View(recipe))
-    seen = np.unique([place[int(row)] for support in supports for row in support])
-    views = [summaries(seen, View(recipe, seed=seed, epoch=number)) for number in range(looks)] or [centres[_index(seen, fabric.device)]]
-    stacked = torch.stack(views)  # (L, S, C)
-
+    images = TestImages(table, test)
+    tokens = embed_global(fabric, config, model, images, supports, crops=looks, seed=seed)
     with torch.inference_mode():
-        zero = _embedded(model.head, centres)
-    numbers = []
+        zero = _embed_tokens(model.head, tokens.centers)
+    lines = []
     for number, support in enumerate(supports):
-        inside = np.searchsorted(seen, [place[int(row)] for row in support])
-        tuned = tune(
+        tuned = tune_head(
             model.head,
             layers,
-            stacked[:, _index(inside, fabric.device)],
+            tokens.crops_of(images.positions(support)),
             np.unique(table.labels[support], return_inverse=True)[1],
             iterations=steps,
             lr=lr,
@@ -145,15 +130,9 @@ def adapt(
             with_replacement=with_replacement,
             seed=seed,
         )
-        query = np.flatnonzero(~np.isin(test, support))
         with torch.inference_mode():
-            few = _embedded(tuned, centres)
-        line: dict[str, float] = {}
-        for name, embeddings in (("zero", zero), ("few", few)):
-            space = space_of(embeddings[_index(query, fabric.device)], table, test[query])
-            line |= {f"{name}/{key}": value for key, value in measure(space, list(metrics)).items()}
-        line |= {f"gain/{key[4:]}": value - line[f"zero/{key[4:]}"] for key, value in list(line.items()) if key.startswith("few/")}
-        numbers.append(line)
+            few = _embed_tokens(tuned, tokens.centers)
+        lines.append(evaluate_episode(images, support, zero=zero, few=few, metrics=metrics))
         if progress is not None:
             progress(number + 1, len(supports))
     result = {
@@ -167,70 +146,181 @@ def adapt(
         "tuned_weights": equal_weights(model.head),
         "seed": seed,
         "split": config.split,
-        "summary": {key: t_interval([line[key] for line in numbers]) for key in numbers[0]},
-        "episodes": numbers,
+        "summary": {key: t_interval([line[key] for line in lines]) for key in lines[0]},
+        "episodes": lines,
     }
     write_text(Path(run) / f"adapt_{shots}_shots.json", json.dumps(result, indent=1))
     return result
 
 
+class TestImages:
+    """The test images of a dataset.
+
+    Args:
+        table: Table of the dataset.
+        rows: Indices of the test rows.
+    """
+
+    __test__ = False  # not a test of pytest
+
+    def __init__(self, table: Table, rows: np.ndarray) -> None:
+        self.table, self.rows = table, rows
+        self._position = {int(row): position for position, row in enumerate(rows)}
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """Return the positions of some rows of the table among the test rows."""
+        return np.array([self._position[int(row)] for row in rows], np.int64)
+
+
+@dataclass(frozen=True)
+class GlobalTokens:
+    """Global tokens of the test images.
+
+    Args:
+        centers: Tokens of the center crop of each test image.
+        crops: Tokens of L random crops of each of S support images.
+        support: Positions of the support images among the test images, sorted.
+    """
+
+    centers: Float[Tensor, "N C"]
+    crops: Float[Tensor, "L S C"]
+    support: Int[np.ndarray, "S"]
+
+    def crops_of(self, positions: np.ndarray) -> Float[Tensor, "L K C"]:
+        """Return the tokens of the crops of some support images."""
+        return self.crops[:, _index(np.searchsorted(self.support, positions), self.crops.device)]
+
+
+def embed_global(
+    fabric: Fabric, config: RunConfig, model: Model, images: TestImages, supports: Sequence[np.ndarray], *, crops: int, seed: int
+) -> GlobalTokens:
+    """Pass each test image, and the random crops of each support image, through the backbone once.
+
+    Args:
+        fabric: Device of the run.
+        config: Settings of the run.
+        model: Model of the run.
+        images: Test images.
+        supports: Rows of the support images of each episode.
+        crops: Number of random crops per support image; 0 uses the center crop.
+        seed: Random seed of the crops.
+
+    Raises:
+        UnimetricError: The head reads more than the global token.
+    """
+    body: Any = Model(model.backbone, Identity(features=model.backbone.channels))
+    if any(parameter.requires_grad for parameter in body.parameters()):
+        body = fabric.setup(body)
+    loader = open_pictures(
+        images.table.take(images.rows),
+        device=fabric.device,
+        mean=model.mean,
+        std=model.std,
+        residence=config.residence,
+        workers=config.workers,
+    )
+    recipe = create("transforms", config.transform)
+    everything = np.arange(len(images.rows))
+    batch = min(config.evaluate_batch, len(everything))
+    _check_global(model, next(iter(loader.load([(everything[:batch], View(recipe))]))))  # the shape of all later batches
+
+    def tokens(rows: np.ndarray, view: View) -> Float[Tensor, "N C"]:
+        return embed(fabric, body, loader, rows, view, batch=batch).clone()  # a clone is not an inference tensor
+
+    centers = tokens(everything, View(recipe))
+    support = np.unique(images.positions(np.concatenate(supports)))
+    drawn = [tokens(support, View(recipe, seed=seed, epoch=number)) for number in range(crops)]
+    return GlobalTokens(centers, torch.stack(drawn or [centers[_index(support, fabric.device)]]), support)
+
+
+def evaluate_episode(images: TestImages, support: np.ndarray, *, zero: Tensor, few: Tensor, metrics: Sequence[str]) -> dict[str, float]:
+    """Compute metrics before and after tuning on the test images that are not in the support set.
+
+    Args:
+        images: Test images.
+        support: Rows of the support images.
+        zero: (N, D) embeddings of all test images before tuning.
+        few: (N, D) embeddings after tuning.
+        metrics: Metric spec strings.
+
+    Returns:
+        Values by `zero/METRIC`, `few/METRIC` and their difference `gain/METRIC`.
+    """
+    query = np.flatnonzero(~np.isin(images.rows, support))
+    line: dict[str, float] = {}
+    for name, embeddings in (("zero", zero), ("few", few)):
+        space = space_of(embeddings[_index(query, embeddings.device)], images.table, images.rows[query])
+        line |= {f"{name}/{key}": value for key, value in measure(space, list(metrics)).items()}
+    tuned = [key.removeprefix("few/") for key in line if key.startswith("few/")]
+    return line | {f"gain/{key}": line[f"few/{key}"] - line[f"zero/{key}"] for key in tuned}
+
+
 def draw_episodes(
     config: RunConfig, table: Table, test: np.ndarray, *, shots: int, episodes: int, draw: str = "auto", seed: int = 0
 ) -> list[np.ndarray]:
-    """Rows of the support pictures of each episode.
+    """Draw the support images of each episode, or read published ones.
 
     Args:
-        config: its split may name a file of episodes.
-        table: the dataset.
-        test: its test rows.
-        shots, episodes, draw, seed: see `adapt`.
+        config: Settings of the run. Its split may name a file of episodes.
+        table: Table of the dataset.
+        test: Indices of its test rows.
+        shots: Number of support images per class.
+        episodes: Number of episodes, if they are drawn at random.
+        draw: `published`, `random` or `auto`; see `adapt`.
+        seed: Random seed.
+
+    Returns:
+        Rows of the support images of each episode.
     """
     if draw not in ("auto", "published", "random"):
-        raise UnimetricError(f"episodes cannot be drawn by `{draw}`", "choose auto, published or random")
+        raise UnimetricError(f"`draw` must be one of auto, published, random, got `{draw}`", "use `--draw auto`")
     if draw != "random":
-        found = []
-        if parse(config.split).name == "published":
-            arguments = {"split": 1} | bind("splits", config.split, seed=seed)[1]
-            found = published_episodes(
-                table, shots=shots, **{key: arguments[key] for key in ("path", "split", "on_missing") if key in arguments}
-            )
-        if found or draw == "published":
-            if not found:
-                raise UnimetricError(f"`split = {config.split!r}` has no published episodes of {shots} shots", "use draw='random'")
-            return [support[np.isin(support, test)] for support in found]  # without pictures that cannot be read
+        found = _read_published(config, table, shots, seed)
+        if found:
+            return [support[np.isin(support, test)] for support in found]  # without skipped images
+        if draw == "published":
+            raise UnimetricError(f"`split = {config.split!r}` has no published episodes of {shots} shots", "use `--draw random`")
     labels, counts = np.unique(table.labels[test], return_counts=True)
     if shots < 2 or counts.min() <= shots + 1:
         raise UnimetricError(
-            f"{shots} shots: a class needs two support pictures to learn from, and two more to search; the smallest has {counts.min()}",
-            "choose from 2 shots on, and fewer than the smallest class has pictures",
+            f"a class needs at least two support images, and two more to search, got {shots} shots and a class of {counts.min()} images",
+            "use at least 2 shots, and at least 2 fewer than the smallest class has images",
         )
     rows = {label: test[table.labels[test] == label] for label in labels}
-    dice = [np.random.default_rng((seed, number)) for number in range(episodes)]
-    return [np.concatenate([rng.choice(rows[label], shots, replace=False) for label in labels]) for rng in dice]
+    generators = [np.random.default_rng((seed, number)) for number in range(episodes)]
+    return [np.concatenate([rng.choice(rows[label], shots, replace=False) for label in labels]) for rng in generators]
 
 
-def last_layers(head: nn.Module) -> list[str]:
-    """Names of the linear layers that make the embedding: the last one; of a head with several branches, that of each.
+def _read_published(config: RunConfig, table: Table, shots: int, seed: int) -> list[np.ndarray]:
+    """Return the episodes of the split's file, or nothing if it has none."""
+    if parse(config.split).name != "published":
+        return []
+    arguments = {"split": 1} | bind("splits", config.split, seed=seed)[1]
+    known = {key: arguments[key] for key in ("path", "split", "on_missing") if key in arguments}
+    return published_episodes(table, shots=shots, **known)
+
+
+def last_layers(head: Head) -> list[str]:
+    """Return the names of the linear layers that make the embedding: the last one, or one per branch.
 
     Args:
-        head: the run's head.
+        head: Head of the run.
     """
     linear = [name for name, part in head.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
-        raise UnimetricError("the head has no linear layer to tune", "adapt a run with a head such as `linear(dim=512)`")
-    branches = len(getattr(head, "dims", (0,)))
-    return linear[-branches:]
+        raise UnimetricError("the head has no linear layer to tune", "use a run with a head such as `linear(dim=512)`")
+    return linear[-len(head.dims) :]
 
 
-def equal_weights(head: nn.Module) -> tuple[float, ...] | None:
+def equal_weights(head: Head) -> tuple[float, ...] | None:
     """Return equal weights for the branches of a head with test-time weights, else None."""
-    if "weights" not in getattr(head, "test_time", ()):
+    if "weights" not in head.test_time:
         return None
-    return (1.0,) * len(head.dims)  # type: ignore[arg-type]
+    return (1.0,) * len(head.dims)
 
 
-def tune(
-    head: nn.Module,
+def tune_head(
+    head: Head,
     layers: Sequence[str],
     views: Float[Tensor, "L S C"],
     labels: np.ndarray,
@@ -266,8 +356,8 @@ def tune(
     own = tuned.weights if equal else None
     if equal:
         tuned.weights = equal
-    learning = [parameter for name in layers for parameter in tuned.get_submodule(name).requires_grad_(True).parameters()]
-    optimizer = torch.optim.Adam(learning, lr=lr)
+    trainable = [parameter for name in layers for parameter in tuned.get_submodule(name).requires_grad_(True).parameters()]
+    optimizer = torch.optim.Adam(trainable, lr=lr)
     loss = create("losses", f"margin(beta={beta}, learn_beta=False, or_count=True)", miner="distance_weighted").to(views.device)
     seed_dice(loss, seed)
     text = f"samples_per_class(n=2, with_replacement={with_replacement})"
@@ -278,10 +368,11 @@ def tune(
         rows.append(sampler.batch(step % len(sampler)))
     batches = np.stack(rows)
     which = _draw_crops(batches, len(views), seed)
-    classes, plan = _index(labels[batches], views.device), _index(which * views.shape[1] + batches, views.device)
+    classes = _index(labels[batches], views.device)
+    plan = _index(which * views.shape[1] + batches, views.device)
     flat = views.flatten(0, 1)
     for step in range(iterations):
-        value = loss(_embedded(tuned, flat[plan[step]]), classes[step])
+        value = loss(_embed_tokens(tuned, flat[plan[step]]), classes[step])
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -302,11 +393,11 @@ def _draw_crops(batches: np.ndarray, crops: int, seed: int) -> np.ndarray:
 
 
 def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
-    """Mean, and half width of Student's interval around it (Student 1908).
+    """Return the mean, and the half width of its confidence interval by Student's t (Student 1908).
 
     Args:
-        values: one number an episode, two at least.
-        level: how often such an interval holds the true mean.
+        values: One value per episode, at least two.
+        level: Probability that such an interval contains the true mean.
 
     >>> mean, half = t_interval([0.6, 0.7, 0.8])
     >>> round(mean, 6), round(half, 4)
@@ -316,12 +407,13 @@ def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, 
     return float(np.mean(values)), float(student.ppf((1 + level) / 2, len(values) - 1)) * spread
 
 
-def _embedded(head: nn.Module, summaries: Float[Tensor, "B C"]) -> Float[Tensor, "B D"]:
-    return head(summaries[:, None])
+def _embed_tokens(head: nn.Module, tokens: Float[Tensor, "B C"]) -> Float[Tensor, "B D"]:
+    """Return the embeddings of global tokens."""
+    return head(tokens[:, None])
 
 
-def _check_summary(model: Model, images: Float[Tensor, "B 3 H W"]) -> None:
-    """Stop where the head reads more than the summary: then the summaries that are kept are not enough."""
+def _check_global(model: Model, images: Float[Tensor, "B 3 H W"]) -> None:
+    """Raise an error if the head reads more than the global token, the only one that is stored."""
     with torch.inference_mode():
         tokens = model.backbone(images).float()
         try:
@@ -329,11 +421,11 @@ def _check_summary(model: Model, images: Float[Tensor, "B 3 H W"]) -> None:
         except (RuntimeError, IndexError):
             same = False
     if not same:
-        raise UnimetricError("the head reads more than the picture's summary, so its last layer alone cannot be adapted", "use `linear`")
+        raise UnimetricError("`adapt` requires a head that reads only the global token", "use a run with `head = 'linear'`")
 
 
 def _boundary(config: RunConfig) -> float:
-    """The run's own boundary where it has one, else the authors' 1.2."""
+    """Return the `beta` of the run's margin loss, or the authors' 1.2 if it has another loss."""
     text = loss_of(config)
     if parse(text).name != "margin":
         return 1.2
@@ -342,4 +434,5 @@ def _boundary(config: RunConfig) -> float:
 
 
 def _index(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array of integers as an index on the device."""
     return torch.from_numpy(np.asarray(numbers, np.int64)).to(device)

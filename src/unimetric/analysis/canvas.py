@@ -1,4 +1,4 @@
-"""Axes to draw on, which become a picture file."""
+"""Matplotlib axes that are saved to a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from unimetric.files import atomic
 
 
 class Canvas:
-    """Axes inside a `with`; on leaving it without an error the picture is written, atomically.
+    """Context manager that returns axes, and saves the figure if no error is raised.
 
     Args:
-        out: the file; `.jpg`, `.pdf` or `.svg` if it ends so, else a PNG.
-        width, height: in inches.
-        rows, columns: of axes; for more than one of them, an array of axes is given.
+        out: Output file. The format is PNG, unless the name ends in `.jpg`, `.pdf` or `.svg`.
+        width, height: Size in inches.
+        rows, columns: Number of axes. If both are set, the context manager returns an array of axes.
     """
 
     def __init__(self, out: str | Path, *, width: float, height: float, rows: int = 0, columns: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Several runs as one: the mean of their embeddings, to compare one universal model with."""
+"""Ensembles: the mean embedding of several runs, as a baseline for one universal model."""
 
 from __future__ import annotations
 
@@ -44,29 +44,34 @@ def ensemble(
         Table 2 a of PUMA (Kim et al. 2023).
 
     Args:
-        runs: run folders, with embeddings of one dimension.
-        metrics: parts of `metrics/`.
-        part: `test`, `validation` or `train` rows of the split.
-        normalise: bring the means to length one as well; the authors leave them as they are.
-        progress: called with (done, all).
-        overrides: settings that may differ from training; without `dataset`, the union of the runs' own.
+        runs: Run folders, with embeddings of one dimension.
+        metrics: Metric spec strings.
+        part: Rows of the split: `test`, `validation` or `train`.
+        normalise: Whether the means are scaled to unit length. The authors do not scale them.
+        progress: Callback with (done, all).
+        overrides: Settings that may differ from training. `dataset` defaults to the union of the runs' datasets.
+
+    Returns:
+        Metric values by spec string.
     """
     if not runs:
-        raise UnimetricError("an ensemble of no runs", "name run folders")
+        raise UnimetricError("an ensemble requires at least one run", "name run folders")
     if not metrics:
-        raise UnimetricError("nothing to measure", "name metrics, such as `--metrics unified`")
+        raise UnimetricError("an ensemble requires at least one metric", "use `--metrics unified`")
     check_metrics(metrics)
     opened = [open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", "")) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
     total, dims = None, {model.dim for _, model in opened}
     if len(dims) > 1:
-        raise UnimetricError(f"the runs' embeddings have {' and '.join(map(str, sorted(dims)))} dimensions", "name runs of one dimension")
+        raise UnimetricError(
+            f"the embeddings of the runs must have one dimension, got {' and '.join(map(str, sorted(dims)))}", "name runs of one dimension"
+        )
     configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
     geometry = _geometry(runs, configs)
-    table: Table = create("datasets", configs[0].dataset)  # it is the same for all of them; splits may differ
+    table: Table = create("datasets", configs[0].dataset)  # the same for all runs; splits may differ
     rows = _rows(runs, configs, table, part)
-    pictures = table.take(rows)
+    images = table.take(rows)
     for number, (config, (_, model)) in enumerate(zip(configs, opened, strict=True)):
         fabric = open_fabric(config)
 
@@ -74,7 +79,7 @@ def ensemble(
             if progress is not None:
                 progress(number * all_ + done, len(opened) * all_)
 
-        found = embed_all(fabric, config, model, pictures, progress=report)
+        found = embed_all(fabric, config, model, images, progress=report)
         found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
         total = found / len(opened) if total is None else total + found / len(opened)
     assert total is not None
@@ -85,7 +90,10 @@ def ensemble(
 
 
 def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
-    """Return the `geometry` that all runs share; their mean has no curvature, so that it cannot be the Poincaré ball."""
+    """Return the `geometry` that all runs share.
+
+    The Poincaré ball raises an error, because the mean has no curvature.
+    """
     first = configs[0].geometry
     for run, config in zip(runs, configs, strict=True):
         if config.geometry != first:
@@ -98,7 +106,10 @@ def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
 
 
 def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> np.ndarray:
-    """The pictures that every run is measured on, which must be the same: each split is made, and its pictures are tried, once."""
+    """Return the rows of the evaluation, which must be the same for every run.
+
+    Each split is made and its images are read once.
+    """
     found: dict[tuple[str, int, str], np.ndarray] = {}
     first = None
     for run, config in zip(runs, configs, strict=True):
@@ -107,13 +118,13 @@ def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table
             found[key], _ = readable(config, table, getattr(make_split(config, table), part, np.zeros(0, np.int64)))
         rows = found[key]
         if not len(rows):
-            raise UnimetricError(f"the split has no `{part}` rows", "choose test or train")
+            raise UnimetricError(f"the split has no `{part}` rows", "use test or train")
         first = rows if first is None else first
         if not np.array_equal(rows, first):
             raise UnimetricError(
-                f"{run}: its {len(rows):,} `{part}` pictures (`split = {config.split!r}`, `seed = {config.seed}`) are not "
+                f"{run}: its {len(rows):,} `{part}` images (`split = {config.split!r}`, `seed = {config.seed}`) are not "
                 f"the {len(first):,} of {runs[0]} (`split = {configs[0].split!r}`, `seed = {configs[0].seed}`)",
-                "name runs of one split, or settings for all of them, such as `split=standard` or `on_bad_picture=skip`",
+                "name runs of one split, or add a setting for all runs, such as `split=standard` or `on_bad_picture=skip`",
             )
     assert first is not None
     return first

@@ -54,7 +54,7 @@ def evaluate(
     """
     check_metrics(metrics, level)
     if save is not None and not Path(save).name:
-        raise UnimetricError(f"{save}: is a folder", "name a file")
+        raise UnimetricError(f"`--save` must be a file, got the folder {save}", "use `--save embeddings.npz`")
     if isinstance(run, RunConfig):
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)
@@ -65,7 +65,7 @@ def evaluate(
     fabric = open_fabric(config)
     table, split = read_table(config)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
-        raise UnimetricError(f"the split has no `{part}` rows", "choose test, train, or validation with `split=standard(validation=0.2)`")
+        raise UnimetricError(f"the split has no `{part}` rows", "use test, train, or validation with `split=standard(validation=0.2)`")
     rows, _ = readable(config, table, getattr(split, part), progress=progress)
     if rerank:
         check_rerank(len(rows))
@@ -79,58 +79,78 @@ def evaluate(
 
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
-    """Stop at a metric or a level that cannot be before any picture is embedded."""
+    """Check metrics and level before any image is embedded."""
     for text in metrics:
         check_part("metrics", text, "evaluate", "metrics")
     if not 0 <= level < 1:
-        raise UnimetricError(f"an interval of level {level}", "write a share such as 0.95, or 0 for none")
+        raise UnimetricError(f"`level` must be at least 0 and below 1, got {level}", "use 0.95, or 0 for no intervals")
 
 
 def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:
-    """Metrics of a space, re-ranked if wished, with `NAME/from` and `NAME/to` of an interval where the metric is a mean over queries."""
+    """Compute metrics of a space.
+
+    With a level, a metric that is a mean over queries also has the ends of its confidence interval, as `NAME/from` and `NAME/to`.
+
+    Args:
+        space: Embeddings and labels.
+        metrics: Metric spec strings.
+        rerank: Whether neighbors are re-ranked first.
+        level: Level of confidence intervals; 0 for none.
+
+    Returns:
+        Metric values by spec string.
+    """
     space = reranked(space) if rerank else space
     numbers = measure(space, metrics)
     for text in metrics if level else []:
-        with contextlib.suppress(UnimetricError):  # a metric of the whole space has none
+        with contextlib.suppress(UnimetricError):  # a metric of the whole space has no interval
             numbers[f"{text}/from"], numbers[f"{text}/to"] = interval(space, text, level=level)
     return numbers
 
 
 def check_rows(path: str | Path, embeddings: np.ndarray) -> None:
-    """Stop at embeddings of a file that are no table of real numbers."""
+    """Raise an error unless the embeddings of a file are a table of real numbers."""
     if embeddings.dtype.kind not in "fiub" or embeddings.ndim != 2 or not embeddings.size:
         raise UnimetricError(
-            f"{path}: `embeddings` are {embeddings.dtype} {embeddings.shape}", "save real numbers, one row a picture: (N, D)"
+            f"{path}: `embeddings` must be real numbers of shape (N, D), got {embeddings.dtype} {embeddings.shape}",
+            "save one row per image",
         )
 
 
 def evaluate_file(
     path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0, geometry: str = ""
 ) -> dict[str, float]:
-    """Measure embeddings made elsewhere.
+    """Evaluate saved embeddings.
 
     Args:
-        path: an `.npz` file with `embeddings` (N, D) and `labels` (N,), and if there is such a protocol `query` and `gallery` (N,) masks.
-        metrics: parts of `metrics/`; default recall@1.
-        rerank: put neighbours into k-reciprocal order first.
-        level: of confidence intervals, such as 0.95; 0 for none.
+        path: `.npz` file with `embeddings` (N, D), `labels` (N,), and optionally the masks `query` and `gallery` (N,).
+        metrics: Metric spec strings. Defaults to recall@1.
+        rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
+        level: Level of confidence intervals, such as 0.95; 0 for none.
         geometry: `cosine` (default), `euclidean` or `inner`.
+
+    Returns:
+        Metric values by spec string.
     """
     check_metrics(metrics, level)
     arrays = read_arrays(Path(path), "save it with numpy.savez(path, embeddings=..., labels=...), or name a run folder or a backbone")
     for key, dimensions in (("embeddings", 2), ("labels", 1)):
         if key not in arrays or arrays[key].ndim != dimensions:
-            raise UnimetricError(f"{path}: needs `{key}` with {dimensions} dimension(s)", f"it holds: {', '.join(arrays) or 'nothing'}")
+            raise UnimetricError(
+                f"{path}: must contain `{key}` with {dimensions} dimension(s)", f"the file contains: {', '.join(arrays) or 'nothing'}"
+            )
     if len(arrays["embeddings"]) != len(arrays["labels"]):
-        raise UnimetricError(f"{path}: {len(arrays['embeddings'])} embeddings but {len(arrays['labels'])} labels", "save one label a row")
+        raise UnimetricError(f"{path}: {len(arrays['embeddings'])} embeddings but {len(arrays['labels'])} labels", "save one label per row")
     check_rows(path, arrays["embeddings"])
     for key in ("query", "gallery"):
         if key in arrays and arrays[key].dtype != bool:
-            raise UnimetricError(f"{path}: `{key}` are {arrays[key].dtype}", f"save a mask: `{key}=np.isin(np.arange(N), rows)`")
-    if (arrays["labels"] != arrays["labels"]).any():  # only what is no number is not itself
-        raise UnimetricError(f"{path}: some `labels` are not a number", "leave out the rows that have no label")
-    labels = np.unique(arrays["labels"], return_inverse=True)[1]  # texts are labels, too
-    embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # of any byte order
+            raise UnimetricError(
+                f"{path}: `{key}` must be bool, got {arrays[key].dtype}", f"save a mask: `{key}=np.isin(np.arange(N), rows)`"
+            )
+    if (arrays["labels"] != arrays["labels"]).any():  # NaN is not equal to itself
+        raise UnimetricError(f"{path}: some `labels` are not a number", "remove the rows without a label")
+    labels = np.unique(arrays["labels"], return_inverse=True)[1]  # labels may be strings
+    embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # from any byte order
     points, options = place(embeddings, None, geometry)
     space = Space(points, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"), **options)
     return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level)

@@ -1,4 +1,4 @@
-"""What each prototype of a run looks at, drawn over pictures."""
+"""Heat maps of a run's prototypes over images."""
 
 from __future__ import annotations
 
@@ -23,65 +23,72 @@ from unimetric.spec import create
 
 
 def explain(
-    run: str | Path, pictures: Sequence[str | Path], *, out: str | Path, prototypes: Sequence[int] = (), count: int = 8
+    run: str | Path, images: Sequence[str | Path], *, out: str | Path, prototypes: Sequence[int] = (), count: int = 8
 ) -> list[tuple[int, float]]:
-    """Heat maps of prototypes over pictures, as in figure 2 of the coded residual transform (Kan et al., NeurIPS 2022).
+    """Draw heat maps of prototypes over images.
 
-    One row a picture: as the backbone sees it, then the weight log(1 + exp(x_j . c_k)) of each prototype at each position, every map
-    in the colours of its own range, from blue to red.
+    Each row shows an image as the backbone receives it, then one map per prototype: the weight log(1 + exp(x_j . c_k)) at each
+    spatial position. The colors of each map cover its own range, from blue to red.
+
+    Reference:
+        Figure 2 of Coded residual transform for generalizable deep metric learning (Kan et al., NeurIPS 2022).
 
     Args:
-        run: a run folder whose head has prototypes.
-        pictures: files, or `FILE.pack::ROW`.
-        out: the picture to write.
-        prototypes: their numbers; default those with the largest weight over all the pictures.
-        count: how many of these.
+        run: Run folder whose head has prototypes.
+        images: Image files, or rows of a pack as `FILE.pack::ROW`.
+        out: Output file.
+        prototypes: Prototype indices. Defaults to those with the largest weight over all images.
+        count: Number of prototypes, if `prototypes` is empty.
 
     Returns:
-        each prototype drawn, and its mean weight over the pictures.
+        Index and mean weight of each prototype.
     """
     if Path(out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
-        raise UnimetricError(f"{out}: not the name of a picture", "end it in .png, .jpg, .pdf or .svg")
+        raise UnimetricError(f"`--out` must end in .png, .jpg, .pdf or .svg, got {out}", "use `--out explain.png`")
     if not Path(out).absolute().parent.is_dir():
-        raise UnimetricError(f"{out}: there is no folder {Path(out).parent}", "make it first, or name another place")
-    if not pictures:
-        raise UnimetricError("no picture to explain", "name one picture at least: `unimetric explain RUN IMAGE`")
-    for picture in pictures:
-        if "::" not in str(picture) and not Path(picture).is_file():
-            raise UnimetricError(f"{picture}: no such picture", "name image files, or rows of a pack as `FILE.pack::ROW`")
+        raise UnimetricError(f"{out}: the folder {Path(out).parent} does not exist", "create it, or choose another --out")
+    if not images:
+        raise UnimetricError("`explain` requires at least one image", "write `unimetric explain RUN IMAGE`")
+    for image in images:
+        if "::" not in str(image) and not Path(image).is_file():
+            raise UnimetricError(f"{image}: no such image", "name image files, or rows of a pack as `FILE.pack::ROW`")
     config, model = open_run(run)
-    if not getattr(model.head, "prototype_sets", ()):
-        raise UnimetricError(f"{run}: its head `{config.head}` has no prototypes to show", 'train one with `head = "crt"`')
-    fabric = open_fabric(replace(config, device="auto"))  # wherever this is, not where it was trained
+    if not model.head.prototype_sets:
+        raise UnimetricError(f"{run}: the head `{config.head}` has no prototypes", 'train one with `head = "crt"`')
+    fabric = open_fabric(replace(config, device="auto"))  # the device of this machine, not that of training
     model = model.to(fabric.device).eval()
-    names = tuple(str(picture) for picture in pictures)
-    nowhere = np.zeros(len(names), np.int64)
-    table = Table(paths=names, labels=nowhere, class_names=("",), train=nowhere)
+    names = tuple(str(image) for image in images)
+    zeros = np.zeros(len(names), np.int64)
+    table = Table(paths=names, labels=zeros, class_names=("",), train=zeros)
     source = Streamed(table, device=fabric.device, mean=model.mean, std=model.std, workers=0)
-    look = View(create("transforms", config.transform))
+    view = View(create("transforms", config.transform))
     with torch.inference_mode():
-        squares = next(source.load([(np.arange(len(names)), look)]))
-        maps = model.head.maps(model.backbone(squares)).float().cpu()  # (B, K, N)
-        shown = (squares * source.std + source.mean).clamp(0, 1).permute(0, 2, 3, 1).cpu().numpy()
+        crops = next(source.load([(np.arange(len(names)), view)]))
+        maps = model.head.maps(model.backbone(crops)).float().cpu()  # (B, K, N)
+        shown = (crops * source.std + source.mean).clamp(0, 1).permute(0, 2, 3, 1).cpu().numpy()
     strength = maps.mean((0, 2))
     chosen = list(prototypes) or strength.topk(min(count, len(strength))).indices.tolist()
     for number in chosen:
         if not 0 <= number < len(strength):
-            raise UnimetricError(f"{run}: there is no prototype {number}", f"prototypes are numbered from 0 to {len(strength) - 1}")
+            raise UnimetricError(
+                f"{run}: prototype indices must be between 0 and {len(strength) - 1}, got {number}", "use `--prototypes 0`"
+            )
     _draw(shown, heat(maps[:, chosen], shown.shape[1]).numpy(), [_short(Path(name).name) for name in names], chosen, Path(out))
     return [(number, float(strength[number])) for number in chosen]
 
 
 def heat(maps: Float[Tensor, "B K N"], size: int) -> Float[Tensor, "B K S S"]:
-    """Weights at N positions, which are a square in rows, spread smoothly over a picture of that side."""
+    """Interpolate weights on a square grid of N positions to `size` pixels per side."""
     side = math.isqrt(maps.shape[-1])
     if side * side != maps.shape[-1]:
-        raise UnimetricError(f"the backbone's {maps.shape[-1]} positions are no square", "explain a run whose pictures are square")
+        raise UnimetricError(
+            f"the backbone must have a square grid of positions, got {maps.shape[-1]} positions", "use a run with square images"
+        )
     return torch.nn.functional.interpolate(maps.unflatten(-1, (side, side)), size=(size, size), mode="bilinear", align_corners=False)
 
 
 def _short(name: str, most: int = 18) -> str:
-    """What fits over a column: the end of a long name, where pictures differ."""
+    """Shorten a file name to the width of a column by removing its start."""
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
@@ -90,10 +97,10 @@ def _draw(shown: Any, maps: Any, names: list[str], chosen: list[int], out: Path)
     with Canvas(out, width=1.6 * columns, height=1.6 * rows + 0.3, rows=rows, columns=columns) as axes:
         for row in range(rows):
             for column in range(columns):
-                place = axes[row, column]
-                place.set_axis_off()
-                place.imshow(shown[row])
+                axis = axes[row, column]
+                axis.set_axis_off()
+                axis.imshow(shown[row])
                 if column:
-                    place.imshow(maps[row, column - 1], cmap="turbo", alpha=0.5)
+                    axis.imshow(maps[row, column - 1], cmap="turbo", alpha=0.5)
                 if row == 0 or column == 0:
-                    place.set_title(names[row] if column == 0 else f"prototype {chosen[column - 1]}", fontsize=7)
+                    axis.set_title(names[row] if column == 0 else f"prototype {chosen[column - 1]}", fontsize=7)

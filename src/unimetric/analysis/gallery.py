@@ -1,9 +1,10 @@
-"""What a report shows of an embedding: some test pictures, where they lie, their neighbours, and the singular values of the whole."""
+"""The gallery of a run for the report: images, neighbors and singular values."""
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +26,19 @@ from unimetric.splits.ood import distances, place_of
 
 
 def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: int = 300, side: int = 48) -> Path:
-    """Write `gallery.npz` into a run folder. What a report shows of several runs on the same classes is the same queries and points.
+    """Write `gallery.npz` into a run folder.
+
+    Runs on the same classes use the same queries and points.
 
     Args:
-        folder: of a run with weights.
-        queries: pictures whose neighbours are kept.
-        neighbours: of each query, nearest first, out of all test pictures.
-        points: pictures for the map, beside the queries and neighbours.
-        side: of a thumbnail, in pixels.
+        folder: Run folder with weights.
+        queries: Number of queries.
+        neighbours: Number of neighbors per query among all test images, nearest first.
+        points: Number of images for the map, in addition to the queries and neighbors.
+        side: Longest side of a thumbnail, in pixels.
+
+    Returns:
+        Path of the file.
     """
     folder = Path(folder)
     config, model = open_run(folder)
@@ -41,13 +47,13 @@ def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, 
     test = table.take(rows)
     embeddings = embed_all(open_fabric(config), config, model, test)
     unit = torch.nn.functional.normalize(embeddings, dim=1)
-    rng = np.random.default_rng(0)  # the same pictures for every run on these classes
-    asks, answers = np.flatnonzero(table.query[rows]), np.flatnonzero(table.gallery[rows])
-    chosen = np.sort(rng.permutation(asks)[:queries])
+    rng = np.random.default_rng(0)  # the same images for every run on these classes
+    candidates, gallery = np.flatnonzero(table.query[rows]), np.flatnonzero(table.gallery[rows])
+    chosen = np.sort(rng.permutation(candidates)[:queries])
     others = rng.permutation(len(rows))[:points]
     some = replace(test, query=np.isin(np.arange(len(rows)), chosen))
     space = space_of(embeddings, some, np.arange(len(rows)), loss=loss_with_geometry(config, model.dim), geometry=config.geometry)
-    order = space.neighbors(min(neighbours, len(answers) - 1)).cpu().numpy()
+    order = space.neighbors(min(neighbours, len(gallery) - 1)).cpu().numpy()
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     thumbnails = [_thumbnail(table.paths[row], side) for row in rows[kept]]
     path = folder / "gallery.npz"
@@ -69,14 +75,14 @@ def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, 
 
 
 def _readable(folder: Path, table: Table, rows: np.ndarray) -> np.ndarray:
-    """Without the pictures that training left out."""
+    """Return the rows without the images that training skipped."""
     list_ = folder / "skipped.txt"
     lines = list_.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if list_.exists() else []
     return np.array([row for row in rows if not any(line.startswith(f"{table.paths[row]}: ") for line in lines)], np.int64)
 
 
 def _shift(text: str) -> float:
-    """The Frechet distance that a file of splits gives for this split; not a number if it gives none."""
+    """Return the Frechet distance of a split in its file of splits, or NaN if there is none."""
     place = place_of(text)
     with suppress(UnimetricError):
         return distances(place[0]).get(place[1], math.nan) if place else math.nan
@@ -91,8 +97,15 @@ def _thumbnail(path: str, side: int) -> bytes:
     return out.getvalue()
 
 
-def look_where_missing(folders: list[Path]) -> None:
-    """Look at every finished run in these folders, or one level below, that has no `gallery.npz` yet."""
-    for folder in [each for top in folders for each in (top, *(sorted(top.iterdir()) if top.is_dir() else ()))]:
+def write_missing_galleries(folders: list[Path]) -> None:
+    """Write the missing `gallery.npz` of finished runs in these folders or one level below."""
+    for folder in _with_subfolders(folders):
         if (folder / "done").is_file() and (folder / "model.safetensors").is_file() and not (folder / "gallery.npz").exists():
             write_gallery(folder)
+
+
+def _with_subfolders(folders: list[Path]) -> Iterator[Path]:
+    for folder in folders:
+        yield folder
+        if folder.is_dir():
+            yield from sorted(folder.iterdir())

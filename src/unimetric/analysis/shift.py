@@ -1,8 +1,8 @@
-"""How scores fall as the shift grows, over finished runs and networks without training: `unimetric shift`."""
+"""Scores as the shift grows, of finished runs and of pretrained features: `unimetric shift`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from unimetric.runs.folder import read_done
 from unimetric.spec import bind, create
 from unimetric.splits.ood import distances, place_of
 
-Points = dict[str, dict[str, list[dict[str, float]]]]  # method -> split -> numbers of each seed
+Points = dict[str, dict[str, list[dict[str, float]]]]  # method -> split -> metric values of each seed
 
 
 def shift_report(
@@ -35,71 +35,131 @@ def shift_report(
     structure: Sequence[str] = (),
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Curves of recall against shift, AGS, changes against the mean over methods, and trends of structure (Milbich et al. 2021).
+    """Compare methods by their scores on splits of growing shift.
 
-    Runs that differ in nothing but split and seed are one method, and its seeds are averaged. A network without training (sec. 4.4) is
-    given by its features of the whole dataset, an `.npz` file that `unimetric split --features` made, and measured on all splits.
+    Runs that differ only in split and seed are one method, and its seeds are averaged. Features that are
+    not fine-tuned (section 4.4) are an `.npz` file of `unimetric split --features`. They are evaluated on
+    all splits.
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021).
 
     Args:
-        targets: run folders, and `.npz` files.
-        splits: the file of splits; needed for `.npz` files, and where the file that runs name is not here.
-        dataset: the pictures that the features of an `.npz` file are of.
-        metrics: what is compared; runs must have measured it.
-        structure: metrics of the training embeddings, such as `spectral_decay`, to set against the first metric (sec. 4.3).
-        overrides: settings for measuring the structure, such as `device`. `geometry` also acts on the features of an `.npz` file; scores
-            of runs are those that were measured in training.
+        targets: Run folders and `.npz` files.
+        splits: File of splits. `.npz` files require it, as do runs whose own file has moved.
+        dataset: Spec string of the dataset of the `.npz` files.
+        metrics: Metrics to compare. The runs must have computed them.
+        structure: Metrics of the training embeddings, such as `spectral_decay`, to relate to the first
+            metric (section 4.3).
+        overrides: Settings for the structure, such as `device`. `geometry` also applies to `.npz` files;
+            scores of runs are those of training.
 
     Returns:
-        `methods`: by name their splits, distances, scores and AGS, and the change against the mean on splits that all of them have;
-        `structure`: slope and correlation for each metric of structure.
+        `methods`, by name: splits, distances, scores, AGS, and the difference from the mean over methods
+        on the splits that all of them have. `structure`: slope and correlation per structure metric.
     """
     if not metrics:
-        raise UnimetricError("nothing to compare the runs by", 'name metrics that they have measured: `--metrics "recall(k=1)"`')
+        raise UnimetricError("`metrics` must name at least one metric", 'name metrics of the runs: `--metrics "recall(k=1)"`')
     folders = [Path(target) for target in targets if not str(target).endswith(".npz")]
-    if structure and not folders:
-        raise UnimetricError(
-            "features of a network without training have no structure of training", "name runs, or leave `--structure` out"
-        )
-    configs = {folder: _settings(folder) for folder in folders}
-    labels = _labels(configs)
-    far: dict[str, float] = {}
-    points: Points = {}
-    for folder, config in configs.items():
-        file, number = _place(config, folder)
-        distance = _distance(splits or file, number)
-        if far.setdefault(number, distance) != distance:
-            raise UnimetricError(
-                f"{folder}: its split {number} lies at a distance of {distance:.4g}, that of a run before it at {far[number]:.4g}",
-                "compare the runs of one file of splits at a time",
-            )
-        numbers = _scores(folder, metrics)
-        if structure:
-            found = evaluate(folder, metrics=list(structure), part="train", **overrides)
-            if several := [text for text in structure if text not in found]:
-                raise UnimetricError(f"`--structure {several[0]}` gives several numbers", "name metrics that give one, such as `pi_ratio`")
-            numbers |= {f"structure/{text}": found[text] for text in structure}
-        points.setdefault(labels[folder], {}).setdefault(number, []).append(numbers)
     features = [Path(target) for target in targets if str(target).endswith(".npz")]
+    if structure and not folders:
+        raise UnimetricError("`--structure` requires runs, and features without fine-tuning have no structure of training", "name runs")
+    far: dict[str, float] = {}
+    points = points_of_runs(folders, far, splits=splits, metrics=metrics, structure=structure, overrides=overrides)
     if features:
         if not splits or not dataset:
-            raise UnimetricError("features of a network without training need to know the splits", "name `--splits FILE` and `--dataset`")
+            raise UnimetricError("features without fine-tuning require splits and a dataset", "use `--splits FILE` and `--dataset`")
         far |= {number: distance for number, distance in distances(splits).items() if not number.startswith("key ")}
         table: Table = create("datasets", dataset)
         for path in features:
-            points[str(path) if path.stem in points else path.stem] = _without_training(
-                path, table, splits, list(metrics), geometry=overrides.get("geometry", "")
+            name = str(path) if path.stem in points else path.stem
+            points[name] = points_of_features(path, table, splits, list(metrics), geometry=overrides.get("geometry", ""))
+    return summarize(points, far, list(metrics), list(structure))
+
+
+def points_of_runs(
+    folders: Sequence[Path],
+    far: dict[str, float],
+    *,
+    splits: str,
+    metrics: Sequence[str],
+    structure: Sequence[str],
+    overrides: dict[str, Any],
+) -> Points:
+    """Read the scores of finished runs, and compute the structure of their training embeddings.
+
+    Args:
+        folders: Run folders.
+        far: Distance of each split, which is filled in.
+        splits: File of splits that replaces the runs' own.
+        metrics: Metrics that the runs have computed.
+        structure: Metrics of the training embeddings.
+        overrides: Settings for the structure.
+
+    Raises:
+        UnimetricError: A run is not finished, lacks a metric, or belongs to another file of splits.
+    """
+    configs = {folder: _settings(folder) for folder in folders}
+    labels = _labels(configs)
+    points: Points = {}
+    for folder, config in configs.items():
+        file, number = _split_of(config, folder)
+        distance = _distance(splits or file, number)
+        if far.setdefault(number, distance) != distance:
+            raise UnimetricError(
+                f"{folder}: split {number} has a distance of {distance:.4g}, but {far[number]:.4g} in another run",
+                "compare only runs of the same file of splits",
             )
-    return _report(points, far, list(metrics), list(structure))
+        values = _scores(folder, metrics)
+        if structure:
+            found = evaluate(folder, metrics=list(structure), part="train", **overrides)
+            _check_single("--structure", structure, found, "pi_ratio")
+            values |= {f"structure/{text}": found[text] for text in structure}
+        points.setdefault(labels[folder], {}).setdefault(number, []).append(values)
+    return points
+
+
+def points_of_features(path: Path, table: Table, splits: str, metrics: list[str], *, geometry: str) -> dict[str, list[dict[str, float]]]:
+    """Compute metrics of features on the test classes of every split.
+
+    Args:
+        path: An `.npz` file of features of the whole dataset.
+        table: Table of the dataset.
+        splits: File of splits.
+        metrics: Metric spec strings.
+        geometry: Geometry of the features. Empty for the cosine.
+    """
+    features = torch.from_numpy(read_features(path, table))
+    known = distances(splits)
+    own_format = any(number.startswith("key ") for number in known)
+    found = {}
+    for number in (number for number in known if not number.startswith("key ")):
+        text = f"{'ood' if own_format else 'published'}(path={splits!r}, split={number})"
+        part, arguments = bind("splits", text, seed=0)
+        rows = part(table, **(arguments if own_format else arguments | {"on_missing": "skip"})).test
+        values = measure(space_of(features[torch.from_numpy(rows)], table, rows, geometry=geometry), metrics)
+        _check_single("--metrics", metrics, values, "recall(k=1)")
+        found[number] = [values]
+    return found
+
+
+def _check_single(option: str, metrics: Sequence[str], values: dict[str, float], example: str) -> None:
+    """Raise an error if a metric returns several values."""
+    for text in metrics:
+        if text not in values:
+            raise UnimetricError(f"`{option}` requires metrics with one value, but `{text}` has several", f"use one such as `{example}`")
 
 
 def _settings(folder: Path) -> RunConfig:
+    """Return the settings of a finished run."""
     if not (folder / "done").is_file():
-        raise UnimetricError(f"{folder}: not a finished run", "name folders that `unimetric train` has finished, and .npz files")
+        raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs, and .npz files")
     return load(folder / "config.toml")
 
 
 def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
-    """What tells the methods apart: the settings in which they differ, other than split and seed."""
+    """Name the method of each run by the settings that differ, except split and seed."""
     settings = {folder: asdict(config) for folder, config in configs.items()}
     same = NO_RESULT | {"split", "seed"}
     first = next(iter(settings.values()), {})
@@ -108,59 +168,58 @@ def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
     short = {folder: ", ".join(str(values[key]) for key in keys if values[key]) or "none" for folder, values in settings.items()}
     if len(set(short.values())) == len({tuple(values[key] for key in keys) for values in settings.values()}):
         return short
-    return {folder: ", ".join(f"{key}={values[key]}" for key in keys) for folder, values in settings.items()}  # values alone would be alike
+    return {folder: ", ".join(f"{key}={values[key]}" for key in keys) for folder, values in settings.items()}  # values are ambiguous
 
 
-def _place(config: RunConfig, folder: Path) -> tuple[str, str]:
-    """The file and the number of a run's split."""
-    place = place_of(config.split)
-    if place is None:
+def _split_of(config: RunConfig, folder: Path) -> tuple[str, str]:
+    """Return the file and the number of a run's split."""
+    found = place_of(config.split)
+    if found is None:
         raise UnimetricError(f"{folder}: `split = {config.split!r}` has no distance", "train on splits of `ood(...)` or `published(...)`")
-    return place
+    return found
 
 
 def _distance(file: str, number: str) -> float:
+    """Return the distance of a split."""
     known = distances(file)
     if number not in known:
-        raise UnimetricError(f"{file} has no split `{number}`", closest(number, known))
+        raise UnimetricError(f"{file}: unknown split `{number}`", closest(number, known))
     return known[number]
 
 
 def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:
+    """Return the test scores of a run's best epoch."""
     line = read_done(folder)
     for metric in metrics:
         if f"test/{metric}" not in line:
-            measured = [key.removeprefix("test/") for key in line if key.startswith("test/")]
-            raise UnimetricError(f"{folder}: `{metric}` was not measured", closest(metric, measured))
+            known = [key.removeprefix("test/") for key in line if key.startswith("test/")]
+            raise UnimetricError(f"{folder}: the run has no value of `{metric}`", closest(metric, known))
     return {metric: line[f"test/{metric}"] for metric in metrics}
 
 
-def _without_training(path: Path, table: Table, splits: str, metrics: list[str], *, geometry: str) -> dict[str, list[dict[str, float]]]:
-    features = torch.from_numpy(read_features(path, table))
-    known = distances(splits)
-    ours = any(number.startswith("key ") for number in known)
-    found = {}
-    for number in (number for number in known if not number.startswith("key ")):
-        part, arguments = bind("splits", f"{'ood' if ours else 'published'}(path={splits!r}, split={number})", seed=0)
-        rows = part(table, **(arguments if ours else arguments | {"on_missing": "skip"})).test
-        numbers = measure(space_of(features[torch.from_numpy(rows)], table, rows, geometry=geometry), metrics)
-        if several := [text for text in metrics if text not in numbers]:
-            raise UnimetricError(f"`--metrics {several[0]}` gives several numbers", "name metrics that give one, such as `recall(k=1)`")
-        found[number] = [numbers]
-    return found
+def summarize(points: Points, far: dict[str, float], metrics: list[str], structure: list[str]) -> dict[str, Any]:
+    """Average the seeds of each method, and compute AGS, differences from the mean, and trends of structure.
 
+    Args:
+        points: Metric values by method and split.
+        far: Distance of each split.
+        metrics: Compared metrics.
+        structure: Metrics of the training embeddings.
 
-def _report(points: Points, far: dict[str, float], metrics: list[str], structure: list[str]) -> dict[str, Any]:
-    def mean(method: str, number: str, key: str) -> float:
-        return float(np.mean([numbers[key] for numbers in points[method][number]]))
+    Returns:
+        The report; see `shift_report`.
+    """
+
+    def grid(methods: Iterable[str], key: str) -> np.ndarray:
+        return np.array([[_mean(points[method][number], key) for number in shared] for method in methods])
 
     shared = sorted(set.intersection(*(set(found) for found in points.values())), key=far.__getitem__)
-    change = {key: change_against_mean(np.array([[mean(method, n, key) for n in shared] for method in points])) for key in metrics}
+    change = {key: change_against_mean(grid(points, key)) for key in metrics}
     methods: dict[str, Any] = {}
     for row, (method, found) in enumerate(points.items()):
         numbers = sorted(found, key=far.__getitem__)
         where = [far[number] for number in numbers]
-        scores = {key: [mean(method, number, key) for number in numbers] for key in metrics}
+        scores = {key: [_mean(found[number], key) for number in numbers] for key in metrics}
         methods[method] = {
             "splits": numbers,
             "distances": where,
@@ -169,25 +228,29 @@ def _report(points: Points, far: dict[str, float], metrics: list[str], structure
             "ags": {key: ags(where, values) for key, values in scores.items()} if len(set(where)) > 1 else {},
             "change": {key: dict(zip(shared, values[row].tolist(), strict=True)) for key, values in change.items()},
         }
-    trends = {}
-    trained = [
-        method
-        for method, found in points.items()
-        if all(f"structure/{key}" in line for n in found.values() for line in n for key in structure)
-    ]
-    for key in structure:
-        grids = [np.array([[mean(method, n, name) for n in shared] for method in trained]) for name in (f"structure/{key}", metrics[0])]
-        trends[key] = structure_trend(grids[0], grids[1])._asdict()
+    trained = [method for method, found in points.items() if _has_structure(found, structure)]
+    trends = {key: structure_trend(grid(trained, f"structure/{key}"), grid(trained, metrics[0]))._asdict() for key in structure}
     return {"methods": methods, "structure": trends}
 
 
+def _mean(seeds: list[dict[str, float]], key: str) -> float:
+    """Return the mean of a metric over seeds."""
+    return float(np.mean([values[key] for values in seeds]))
+
+
+def _has_structure(found: dict[str, list[dict[str, float]]], structure: Sequence[str]) -> bool:
+    """Return whether all values of a method include the structure of training."""
+    lines = [line for seeds in found.values() for line in seeds]
+    return all(f"structure/{key}" in line for line in lines for key in structure)
+
+
 def draw_report(path: Path, report: dict[str, Any], metric: str) -> None:
-    """Score against shift, one line a method (Milbich et al. 2021, fig. 2).
+    """Plot the score against the shift, one line per method (Milbich et al. 2021, fig. 2).
 
     Args:
-        path: the PNG to write.
-        report: what `shift_report` gives.
-        metric: which of its metrics.
+        path: PNG file to write.
+        report: Result of `shift_report`.
+        metric: One of its metrics.
     """
     with Canvas(path, width=7, height=4) as axes:
         for name, method in report["methods"].items():

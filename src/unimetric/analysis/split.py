@@ -1,11 +1,11 @@
-"""From features of a whole dataset to splits of growing difficulty: `unimetric split`."""
+"""Make splits of growing difficulty from the features of a dataset: `unimetric split`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,14 +31,16 @@ from unimetric.spec import create
 def features_of(
     config: RunConfig, *, path: str | Path | None = None, progress: Progress | None = None
 ) -> tuple[Table, Float[np.ndarray, "N C"]]:
-    """The dataset, and the backbone's summary of every one of its pictures, each seen at its centre.
-
-    With `on_bad_picture=skip`, the dataset is given without the pictures that cannot be read.
+    """Compute the backbone's global token of every image of a dataset, center-cropped.
 
     Args:
-        config: its dataset, transform and backbone; the device; and what happens to a picture that cannot be read.
-        path: an `.npz` file of `embeddings` and `labels` of all rows: read if it is there, written if it is not.
-        progress: called with (done, all).
+        config: Settings: dataset, transform, backbone and device. With `on_bad_picture=skip`, images that
+            cannot be read are removed from the table.
+        path: An `.npz` file of `embeddings` and `labels` of all rows. It is read if it exists, else written.
+        progress: Callback with (finished images, all images).
+
+    Returns:
+        The table, and the features of its rows.
     """
     table: Table = create("datasets", config.dataset)
     rows, skipped = readable(config, table, np.arange(len(table)), progress=progress)
@@ -55,25 +57,25 @@ def features_of(
 
 
 def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
-    """Features that were kept, after a check that they are those of this dataset.
+    """Read features from a file, and check that they are those of a dataset.
 
     Args:
-        path: an `.npz` file of `embeddings` (N, C) and `labels` (N,).
-        table: the dataset, all of whose rows are meant.
+        path: An `.npz` file of `embeddings` (N, C) and `labels` (N,).
+        table: Table of the dataset. The file must have all of its rows.
     """
-    hint = "name a new file, and it will be made"
+    hint = "use a new file name to compute the features"
     arrays = read_arrays(Path(path), hint)
     if not {"embeddings", "labels"} <= arrays.keys():
-        raise UnimetricError(f"{path}: not an .npz file of `embeddings` and `labels`: it holds {', '.join(arrays) or 'nothing'}", hint)
+        raise UnimetricError(f"{path}: must contain `embeddings` and `labels`, got {', '.join(arrays) or 'nothing'}", hint)
     features, labels = arrays["embeddings"], arrays["labels"]
     check_rows(path, features)
     if len(features) != len(table) or not np.array_equal(labels, table.labels):
         raise UnimetricError(
-            f"{path}: features of {len(features):,} pictures that are not, in this order, the {len(table):,} of the dataset",
-            "name a new file, and it will be made; all rows are needed, not a part of them",
+            f"{path}: must have the {len(table):,} images of the dataset in their order, got {len(features):,} others",
+            f"{hint}; a part of the rows is not enough",
         )
     if not np.isfinite(features).all():
-        raise UnimetricError(f"{path}: some features are not finite", "make them again, with `precision=32-true`")
+        raise UnimetricError(f"{path}: some features are not finite", "compute them again with `precision=32-true`")
     return features.astype(features.dtype.newbyteorder("="), copy=False)
 
 
@@ -92,64 +94,43 @@ def make_splits(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The whole sequence of splits with their distances, and the few chosen from it: what `unimetric split` writes (Milbich et al. 2021).
+    """Make a sequence of splits with their distances, and select some of them.
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021), section 3.1.
 
     Args:
-        table: the dataset; its own division is where the sequence starts.
-        features: one row a picture.
-        swaps: exchanges a step; 2 for CUB and Cars196, 1,000 for SOP.
-        count: splits by exchanging, the start among them.
-        easier: splits of the sequence towards an easier one, the start among them; 1 makes none (the authors make 15 for CUB only).
-        removal: go on by removing classes, until half of the pictures are left.
-        code_removal: remove as the authors' script does, not as the paper says.
-        plateau: end exchanging when the distance no longer rises, as the paper says; the script goes on to `count`.
-        choose: how many splits to choose, evenly over the range of distances.
-        targets: distances to choose the nearest splits to, instead.
-        seed: of the random halves whose distance stands for no shift at all.
-        progress: called with (done, all); all is a guess while classes are removed.
+        table: Table of the dataset. The sequence starts at its own split.
+        features: One row per image.
+        swaps: Number of swaps per step: 2 for CUB and Cars196, 1,000 for SOP.
+        count: Number of splits by swapping, including the start.
+        easier: Number of splits towards an easier one, including the start; 1 makes none. The authors
+            make 15, for CUB only.
+        removal: Whether classes are removed after the swaps, until half of the images are left.
+        code_removal: Whether classes are removed as in the authors' script instead of the paper.
+        plateau: Whether swapping ends when the distance no longer rises, as in the paper. The script
+            always makes `count` splits.
+        choose: Number of splits to select, evenly over the range of distances.
+        targets: Distances whose nearest splits are selected instead.
+        seed: Random seed of the halves of each class, whose distance is that of no shift.
+        progress: Callback with (finished splits, all splits). The total is an estimate.
+
+    Returns:
+        The content of the file that `unimetric split` writes.
     """
-    used = np.unique(table.labels)  # classes that a dataset lists and has no picture of play no part
-    labels = np.searchsorted(used, table.labels)
-    pictures = np.bincount(labels)
-    trained = np.zeros(len(used), bool)
-    trained[labels[table.train]] = True
-    both = np.intersect1d(labels[table.train], labels[~table.train])
-    if len(both) or min(trained.sum(), (~trained).sum()) < 3:
-        raise UnimetricError("the dataset is not divided into training classes and test classes, three at least of each", "see `standard`")
-    means = class_means(torch.from_numpy(features), torch.from_numpy(labels), len(used)).numpy()
-    shift = ClassShift(means, pictures)
-    start = shift.measure("0", np.flatnonzero(trained), np.flatnonzero(~trained))
-    total = count + easier + 35
-    hard: list[Step] = [start]
-    easy: list[Step] = []
-    less: list[Step] = []
-
-    def append_with_progress(steps: Any, kept: list[Step]) -> None:
-        for step in steps:
-            kept.append(step)
-            if progress is not None:
-                progress(min(len(hard) + len(easy) + len(less), total - 1), total)
-
-    append_with_progress(swapped(shift, start, swaps=swaps, count=count, plateau=plateau), hard)
-    append_with_progress(swapped(shift, start, swaps=swaps, count=easier, history=30, reverse=True, plateau=plateau), easy)
-    if removal:
-        append_with_progress(removed(shift, hard[-1], classes=swaps, code_removal=code_removal), less)
-    if progress is not None:
-        progress(total, total)
+    start = starting_split(table, features)
+    easy, hard, less = sequence(
+        start, swaps=swaps, count=count, easier=easier, removal=removal, code_removal=code_removal, plateau=plateau, progress=progress
+    )
     history = [*easy[::-1], *hard, *less]
-    distances = [step.distance for step in history]
-    wanted = sorted(targets) if targets else list(np.linspace(min(distances), max(distances), choose))
-    chosen = nearest(distances, wanted) if targets else evenly(distances, choose)
     return {
         "format": "unimetric splits 1",
         "pictures": len(table),
-        "no_shift": _no_shift(features, labels, seed),
+        "no_shift": _no_shift(features, start.labels, seed),
         "plateau": hard[plateau_of([step.distance for step in hard])].key,
-        "classes": [table.class_names[number] for number in used],
-        "splits": {
-            str(number): {"key": history[place].key, "distance": distances[place], "target": float(target)}
-            for number, (place, target) in enumerate(zip(chosen, wanted, strict=True), 1)
-        },
+        "classes": [table.class_names[number] for number in start.classes],
+        "splits": chosen(history, choose=choose, targets=targets),
         "history": [
             {"key": step.key, "distance": step.distance, "share": step.share, "train": step.train.tolist(), "test": step.test.tolist()}
             for step in history
@@ -157,17 +138,125 @@ def make_splits(
     }
 
 
-def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int, repeats: int = 5) -> float:
-    """Mean distance between the class means of two random halves of every class: what remains where there is no shift.
+class Start(NamedTuple):
+    """Start of a sequence of splits.
 
-    Milbich et al. 2021 print such values in table 1 and no code for them; this reading is ours.
+    Args:
+        classes: Class numbers of the table that have images.
+        labels: Class of each row as an index into `classes`.
+        shift: Means and sizes of these classes.
+        split: The dataset's own split.
+    """
+
+    classes: np.ndarray
+    labels: np.ndarray
+    shift: ClassShift
+    split: Step
+
+
+def starting_split(table: Table, features: Float[np.ndarray, "N C"]) -> Start:
+    """Compute the distance of a dataset's own split.
+
+    Args:
+        table: Table of the dataset.
+        features: One row per image.
+
+    Raises:
+        UnimetricError: Training and test share a class, or have fewer than three classes.
+    """
+    classes = np.unique(table.labels)  # without classes that have no image
+    labels = np.searchsorted(classes, table.labels)
+    trained = np.zeros(len(classes), bool)
+    trained[labels[table.train]] = True
+    both = np.intersect1d(labels[table.train], labels[~table.train])
+    if len(both) or min(trained.sum(), (~trained).sum()) < 3:
+        raise UnimetricError("the dataset must have at least three training classes, and three other test classes", "see `standard`")
+    means = class_means(torch.from_numpy(features), torch.from_numpy(labels), len(classes)).numpy()
+    shift = ClassShift(means, np.bincount(labels))
+    return Start(classes, labels, shift, shift.measure("0", np.flatnonzero(trained), np.flatnonzero(~trained)))
+
+
+def sequence(
+    start: Start,
+    *,
+    swaps: int,
+    count: int,
+    easier: int,
+    removal: bool,
+    code_removal: bool,
+    plateau: bool,
+    progress: Progress | None = None,
+) -> tuple[list[Step], list[Step], list[Step]]:
+    """Make easier splits, harder splits, and splits with removed classes.
+
+    Args:
+        start: Start of the sequence.
+        swaps: Number of swaps per step.
+        count: Number of harder splits, including the start.
+        easier: Number of easier splits, including the start.
+        removal: Whether classes are removed after the swaps.
+        code_removal: Whether they are removed as in the authors' script.
+        plateau: Whether swapping ends when the distance no longer rises.
+        progress: Callback with (finished splits, all splits).
+
+    Returns:
+        The easier splits without the start; the harder ones with it; those with removed classes.
+    """
+    shift, total = start.shift, count + easier + 35
+    easy: list[Step] = []
+    hard: list[Step] = [start.split]
+    less: list[Step] = []
+
+    def append(splits: list[Step], steps: Iterable[Step]) -> None:
+        for step in steps:
+            splits.append(step)
+            if progress is not None:
+                progress(min(len(hard) + len(easy) + len(less), total - 1), total)
+
+    append(hard, swapped(shift, start.split, swaps=swaps, count=count, plateau=plateau))
+    append(easy, swapped(shift, start.split, swaps=swaps, count=easier, history=30, reverse=True, plateau=plateau))
+    if removal:
+        append(less, removed(shift, hard[-1], classes=swaps, code_removal=code_removal))
+    if progress is not None:
+        progress(total, total)
+    return easy, hard, less
+
+
+def chosen(history: Sequence[Step], *, choose: int, targets: Sequence[float] = ()) -> dict[str, dict[str, Any]]:
+    """Select splits of a sequence.
+
+    Args:
+        history: All splits.
+        choose: Number of splits to select, evenly over the range of distances.
+        targets: Distances whose nearest splits are selected instead.
+
+    Returns:
+        By number from 1 on: `key` and `distance` of the split, and the `target` distance.
+    """
+    distances = [step.distance for step in history]
+    if targets:
+        wanted = sorted(targets)
+        positions = nearest(distances, wanted)
+    else:
+        wanted = [float(target) for target in np.linspace(min(distances), max(distances), choose)]
+        positions = evenly(distances, choose)
+    found = {}
+    for number, (position, target) in enumerate(zip(positions, wanted, strict=True), 1):
+        found[str(number)] = {"key": history[position].key, "distance": distances[position], "target": float(target)}
+    return found
+
+
+def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int, repeats: int = 5) -> float:
+    """Return the mean distance between the class means of two random halves of every class.
+
+    This is the distance without a shift. Milbich et al. 2021 report such values in table 1 without code.
     """
     rng, found = np.random.default_rng(seed), []
     singles = np.bincount(labels) < 2
     for _ in range(repeats):
         order = np.lexsort((rng.random(len(labels)), labels))
         first = np.zeros(len(labels), bool)
-        first[order[::2]] = True  # every other picture of each class
+        first[order[::2]] = True  # every other image of each class
         halves = []
         for half in (first, ~first):
             kept = half & ~singles[labels]
@@ -178,33 +267,40 @@ def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int, repeats: int 
 
 
 def write_splits(path: Path, splits: dict[str, Any], notes: dict[str, Any]) -> None:
-    """The file that `ood(path=...)` reads, and beside it a picture of the progression.
+    """Write the file that `ood(path=...)` reads, and a figure of the sequence.
 
     Args:
-        path: a `.json` file; the picture has the same name and ends in `.png`.
-        splits: what `make_splits` gives.
-        notes: how the features were made.
+        path: A `.json` file. The figure has the same name and ends in `.png`.
+        splits: Result of `make_splits`.
+        notes: Origin of the features.
     """
     write_text(path, json.dumps({"format": splits["format"], **notes, **splits}))
     _draw(path.with_suffix(".png"), splits)
 
 
 def _draw(path: Path, splits: dict[str, Any]) -> None:
-    """Distance along the sequence (Milbich et al. 2021, fig. 1)."""
+    """Plot the distance along the sequence (Milbich et al. 2021, fig. 1)."""
     keys = [step["key"] for step in splits["history"]]
     distances = [step["distance"] for step in splits["history"]]
-    phases = {"made easier": "#4c9f70", "exchanged": "#3b6ea8", "removed": "#b5523b"}
-    groups = ["made easier" if key.startswith("-") else "removed" if key.startswith("R") else "exchanged" for key in keys]
+    colors = {"easier": "#4c9f70", "swapped": "#3b6ea8", "removed": "#b5523b"}
+    groups = [_phase(key) for key in keys]
     with Canvas(path, width=7, height=4) as axes:
-        for name, colour in phases.items():
-            places = [place for place, group in enumerate(groups) if group == name]
-            if places:
-                axes.plot(places, [distances[place] for place in places], "o-", markersize=3, color=colour, label=name)
-        for number, chosen in splits["splits"].items():
-            place = keys.index(chosen["key"])
-            axes.annotate(number, (place, distances[place]), textcoords="offset points", xytext=(0, 7), ha="center", weight="bold")
+        for name, color in colors.items():
+            steps = [step for step, group in enumerate(groups) if group == name]
+            if steps:
+                axes.plot(steps, [distances[step] for step in steps], "o-", markersize=3, color=color, label=name)
+        for number, split in splits["splits"].items():
+            step = keys.index(split["key"])
+            axes.annotate(number, (step, distances[step]), textcoords="offset points", xytext=(0, 7), ha="center", weight="bold")
         axes.axhline(splits["no_shift"], linestyle=":", color="grey", label="no shift: random halves of each class")
         axes.axvline(keys.index("0"), linewidth=0.8, color="grey")
         axes.margins(y=0.12)
-        axes.set(xlabel="step (the line is the dataset's own division)", ylabel="Frechet distance, train to test")
+        axes.set(xlabel="step (the line marks the dataset's own split)", ylabel="Frechet distance, train to test")
         axes.legend(frameon=False)
+
+
+def _phase(key: str) -> str:
+    """Return how a split was made."""
+    if key.startswith("-"):
+        return "easier"
+    return "removed" if key.startswith("R") else "swapped"

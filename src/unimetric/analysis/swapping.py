@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +14,18 @@ from scipy.optimize import linear_sum_assignment
 from unimetric.errors import UnimetricError
 from unimetric.geometry.frechet import frechet_distance
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One split of a sequence.
 
     Args:
-        key: how it was made: `0` is the start, `12` came by exchanging 12 classes of each side, `-12` by 12 exchanges towards an easier
-            split, `R12` by removing 12 classes of each side.
-        train, test: numbers of the classes.
+        key: How it was made. `0` is the start, `12` follows from 12 swaps, `-12` from 12 swaps towards an
+            easier split, `R12` from removing 12 classes of each side.
+        train: Training classes.
+        test: Test classes.
         distance: Frechet distance between their class means.
-        share: of all pictures that are left.
+        share: Fraction of all images that are left.
     """
 
     key: str
@@ -37,66 +36,81 @@ class Step:
 
 
 class ClassShift:
-    """Measures and changes splits of one dataset by the means of its classes.
+    """Distances and orders of the classes of a dataset, by their means.
 
     Args:
-        means: (K, D) mean feature of each class, not normalised.
-        pictures: (K,) pictures of each class.
+        means: (K, D) mean feature of each class, not normalized.
+        images: (K,) number of images of each class.
     """
 
-    def __init__(self, means: Float[np.ndarray, "K D"], pictures: Int[np.ndarray, "K"]) -> None:
-        self.means, self.pictures = np.asarray(means, np.float64), np.asarray(pictures)
+    def __init__(self, means: Float[np.ndarray, "K D"], images: Int[np.ndarray, "K"]) -> None:
+        self.means, self.images = np.asarray(means, np.float64), np.asarray(images)
 
     def measure(self, key: str, train: np.ndarray, test: np.ndarray) -> Step:
-        """A split with its distance and what is left of the pictures."""
+        """Return a split with its distance and the fraction of images that are left."""
         distance = frechet_distance(torch.from_numpy(self.means[train]), torch.from_numpy(self.means[test]))
-        left = self.pictures[train].sum() + self.pictures[test].sum()
-        return Step(key, train.copy(), test.copy(), float(distance), float(left / self.pictures.sum()))
+        left = self.images[train].sum() + self.images[test].sum()
+        return Step(key, train.copy(), test.copy(), float(distance), float(left / self.images.sum()))
 
     def order(self, train: np.ndarray, test: np.ndarray, *, reverse: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of both sides by how much nearer a class lies to the other side's mean than to its own (eqs. 2 and 3)."""
-        centres = self.means[train].mean(0), self.means[test].mean(0)
+        """Order the classes of each side, those nearest to the other side's mean first (eqs. 2 and 3).
+
+        Args:
+            train: Training classes.
+            test: Test classes.
+            reverse: Whether the nearest are last.
+
+        Returns:
+            Positions in `train` and in `test`.
+        """
+        centers = self.means[train].mean(0), self.means[test].mean(0)
 
         def score(classes: np.ndarray, own: np.ndarray, other: np.ndarray) -> np.ndarray:
             points = self.means[classes]
             return np.linalg.norm(points - other, axis=1) - np.linalg.norm(points - own, axis=1)
 
-        ranks = [np.argsort(values, kind="stable") for values in (score(train, *centres), score(test, *centres[::-1]))]
+        ranks = [np.argsort(values, kind="stable") for values in (score(train, *centers), score(test, *centers[::-1]))]
         return (ranks[0][::-1], ranks[1][::-1]) if reverse else (ranks[0], ranks[1])
 
 
 def swapped(
     shift: ClassShift, start: Step, *, swaps: int = 2, count: int = 25, history: int = 5, reverse: bool = False, plateau: bool = False
 ) -> Iterator[Step]:
-    """Splits that grow harder by exchanging classes (Milbich et al., NeurIPS 2021, sec. 3.1); with `reverse`, easier.
+    """Yield splits that grow harder by swapping classes; with `reverse`, easier.
 
-        a train class with the least  |c - mu_test| - |c - mu_train|  against a test class with the least  |c - mu_train| - |c - mu_test|
+        the train class with the least  |c - mu_test| - |c - mu_train|  swaps with
+        the test class with the least   |c - mu_train| - |c - mu_test|
 
-    As in the authors' code, orders are made once before the exchanges of a step, a place that was filled lately is passed over, so that no
-    class goes straight back, and a fixed number of splits is made; the paper stops when the distance no longer rises (`plateau`).
+    Differs from the paper:
+        As in the authors' code, the order is computed once per step, recently filled positions are
+        skipped so that no class returns at once, and `count` splits are made. The paper stops when the
+        distance no longer rises (`plateau`).
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021), section 3.1.
 
     Args:
-        shift: the dataset.
-        start: the split to start from; it is not given again.
-        swaps: exchanges a step, each of one class a side; 2 for CUB and Cars196, 1,000 for SOP.
-        count: splits of the sequence, the start among them; 25, and 15 for the reverse one.
-        history: places of each side that are passed over; 5, and 30 for the reverse one.
-        reverse: make it easier.
-        plateau: stop before the first split that is no harder (with `reverse`, no easier) than the one before.
+        shift: Classes of the dataset.
+        start: First split, which is not yielded.
+        swaps: Number of swaps per step: 2 for CUB and Cars196, 1,000 for SOP.
+        count: Number of splits, including the start: 25, or 15 for the reverse sequence.
+        history: Number of recent positions of each side that are skipped: 5, or 30 for the reverse sequence.
+        reverse: Whether the splits grow easier.
+        plateau: Whether to stop before the first split that is not harder (with `reverse`, not easier).
     """
     train, test, before = start.train.copy(), start.test.copy(), start.distance
     recent: tuple[deque[int], deque[int]] = deque(maxlen=history), deque(maxlen=history)
     for number in range(1, count):
         orders = shift.order(train, test, reverse=reverse)
         for turn in range(swaps):
-            places = [
-                next((int(place) for place in order[turn:] if place not in past), -1) for order, past in zip(orders, recent, strict=True)
-            ]
-            if -1 in places:
-                return  # fewer classes than places to pass over
-            train[places[0]], test[places[1]] = test[places[1]], train[places[0]]
-            for place, past in zip(places, recent, strict=True):
-                past.append(place)
+            first = _first_free(orders[0][turn:], recent[0])
+            second = _first_free(orders[1][turn:], recent[1])
+            if first is None or second is None:
+                return  # every class was swapped recently
+            train[first], test[second] = test[second], train[first]
+            recent[0].append(first)
+            recent[1].append(second)
         step = shift.measure(f"{'-' if reverse else ''}{number * swaps}", train, test)
         if plateau and (step.distance >= before if reverse else step.distance <= before):
             return
@@ -104,32 +118,42 @@ def swapped(
         yield step
 
 
+def _first_free(order: np.ndarray, recent: deque[int]) -> int | None:
+    """Return the first position that is not a recent one, or None."""
+    return next((int(position) for position in order if position not in recent), None)
+
+
 def removed(
     shift: ClassShift, start: Step, *, classes: int = 2, least: float = 0.5, code_removal: bool = False, count: int = 35
 ) -> Iterator[Step]:
-    """Splits that grow harder still by removing, from both sides, the classes nearest to the other side's mean (Milbich et al. 2021).
+    """Yield splits that grow harder by removing the classes nearest to the other side's mean.
 
-    By the paper's words: nothing is exchanged, and it stops before less than half of the pictures are left. The authors' script exchanges
-    the classes first and deletes them only where that does not lower the distance, else leaves them exchanged; `code_removal` does as it
-    does. Keys say how many classes of each side are gone (the script's say how many were looked at).
+    Differs from the paper:
+        Nothing by default: classes are removed while at least half of the images are left. With
+        `code_removal`, as in the authors' script, the classes are swapped first, and removed only if the
+        swap does not lower the distance. Keys count removed classes; the script's count inspected ones.
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021), section 3.1.
 
     Args:
-        shift: the dataset.
-        start: the split to start from; it is not given again.
-        classes: of each side, removed a step.
-        least: share of all pictures that must be left; the script does not ask.
-        code_removal: the literal script, `count` steps of it.
-        count: steps of the literal script.
+        shift: Classes of the dataset.
+        start: First split, which is not yielded.
+        classes: Number of classes of each side that are removed per step.
+        least: Least fraction of images that must be left. The script has no such limit.
+        code_removal: Whether to follow the authors' script.
+        count: Number of steps of the script.
     """
     train, test, now = start.train.copy(), start.test.copy(), start
-    gone, looked = 0, 0
-    while min(len(train), len(test)) - classes >= 2 and (not code_removal or looked < count):
-        looked += 1
+    gone, inspected = 0, 0
+    while min(len(train), len(test)) - classes >= 2 and (not code_removal or inspected < count):
+        inspected += 1
         first, second = (order[:classes] for order in shift.order(train, test))
         if code_removal:
             swapped_train, swapped_test = train.copy(), test.copy()
             swapped_train[first], swapped_test[second] = test[second], train[first]
-            step = shift.measure(f"R{gone}s{looked}", swapped_train, swapped_test)
+            step = shift.measure(f"R{gone}s{inspected}", swapped_train, swapped_test)
             if step.distance < now.distance:
                 train, test, now = swapped_train, swapped_test, step
                 yield step
@@ -144,39 +168,42 @@ def removed(
 
 
 def plateau_of(distances: Sequence[float]) -> int:
-    """The place in a sequence after which the distance rises no more for the first time.
+    """Return the index after which the distance first stops rising.
 
     >>> plateau_of([1.0, 3.0, 4.0, 3.9, 4.2])
     2
     """
-    return next((place for place in range(len(distances) - 1) if distances[place + 1] <= distances[place]), len(distances) - 1)
+    return next((index for index in range(len(distances) - 1) if distances[index + 1] <= distances[index]), len(distances) - 1)
 
 
 def nearest(distances: Sequence[float], targets: Sequence[float]) -> list[int]:
-    """A split for each wanted distance, no split twice, with the least deviation in sum (Milbich et al. 2021, whose targets are table 1's).
+    """Assign a different split to each target distance, with the least sum of deviations.
 
-    A larger target gets a split of larger distance: of the choices that deviate as little, one that is in order.
+    A larger target gets a split of larger distance. Milbich et al. 2021 list their targets in table 1.
 
     Args:
-        distances: of the splits there are.
-        targets: the distances wanted.
+        distances: Distances of all splits.
+        targets: Target distances.
 
     >>> nearest([1.0, 2.0, 5.0, 9.0], [2.1, 6.0])
     [1, 2]
     """
     if not 0 < len(targets) <= len(distances):
-        raise UnimetricError(f"{len(targets)} splits cannot be chosen from {len(distances)}", "ask for fewer, or make a longer sequence")
+        raise UnimetricError(
+            f"the number of selected splits must be from 1 to {len(distances)}, got {len(targets)}",
+            "select fewer, or make a longer sequence",
+        )
     cost = np.abs(np.asarray(targets, float)[:, None] - np.asarray(distances, float)[None, :])
     chosen = sorted((int(column) for column in linear_sum_assignment(cost)[1]), key=distances.__getitem__)
     return [chosen[rank] for rank in np.argsort(np.argsort(targets, kind="stable"))]
 
 
 def evenly(distances: Sequence[float], count: int) -> list[int]:
-    """Splits that cover the range of distances evenly, from the easiest to the hardest.
+    """Select splits that cover the range of distances evenly, from the easiest to the hardest.
 
     Args:
-        distances: of the splits there are.
-        count: how many to choose.
+        distances: Distances of all splits.
+        count: Number of splits to select.
 
     >>> evenly([1.0, 2.0, 2.1, 5.0, 9.0], 3)
     [0, 3, 4]

@@ -1,4 +1,4 @@
-"""Runs on datasets that they were not trained on: `unimetric transfer`."""
+"""Evaluate runs on datasets that they were not trained on."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ def transfer(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> list[dict[str, Any]]:
-    """Measure each run on the usual test classes of each dataset (Milbich et al. 2021, supplement C).
+    """Evaluate each run on the standard test classes of each dataset.
+
+    Reference:
+        Supplement C of Characterizing generalization under out-of-distribution shifts (Milbich et al., NeurIPS 2021).
 
     Args:
-        runs: run folders.
-        datasets: parts of `datasets/`.
-        metrics: parts of `metrics/`; default each run's own.
-        progress: called with (done, all) of the pictures of one dataset.
-        overrides: settings that may differ from training, such as `device`.
+        runs: Run folders.
+        datasets: Dataset spec strings.
+        metrics: Metric spec strings. Defaults to those of each run.
+        progress: Callback with (done, all) for the images of one dataset.
+        overrides: Settings that may differ from training, such as `device`.
 
     Returns:
-        one dictionary a run and dataset: `run`, `trained_on`, `tested_on`, and the metrics.
+        One dictionary per run and dataset: `run`, `trained_on`, `tested_on`, and the metrics.
     """
     if not runs or not datasets:
-        raise UnimetricError("nothing to transfer", "name run folders, and datasets with `--to`")
+        raise UnimetricError("`transfer` requires at least one run and one dataset", "name run folders, and datasets with `--to`")
     if "dataset" in overrides:
-        raise UnimetricError(f"`dataset={overrides['dataset']}`: the datasets to test on are named by `--to`", "leave it out")
+        raise UnimetricError(f"`--to` sets the dataset, got `dataset={overrides['dataset']}`", "remove the setting")
     for dataset in datasets:
         check_part("datasets", dataset, "transfer", "--to")
     rows = []
-    for run, trained_on in [(run, load(Path(run) / "config.toml").dataset) for run in runs]:  # all of them, before the first picture
+    for run, trained_on in [
+        (run, load(Path(run) / "config.toml").dataset) for run in runs
+    ]:  # check all runs before the first image is read
         for dataset in datasets:
             numbers = evaluate(run, metrics=list(metrics), progress=progress, **({"split": "standard"} | overrides | {"dataset": dataset}))
             rows.append({"run": str(run), "trained_on": trained_on, "tested_on": dataset, **numbers})

@@ -1,13 +1,21 @@
-"""One file a backbone: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`.
+"""One file per backbone: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`.
 
-The first token is the network's own summary of the picture: the class token of a transformer, the mean over the map of a
-convolutional network. The others are the positions of its last stage. So one linear head fits all of them, and a head that wants
-the map has it. A backbone says `channels` (C), and `mean` and `std` of the pictures it was trained on.
+The first token is the global token of the image: the class token of a transformer, or the mean of the
+feature map of a convolutional network. The others are the spatial positions of the last stage. The
+interface is `kinds.Backbone`.
 """
 
 from __future__ import annotations
 
-from unimetric.backbones._convnets import IMAGENET_MEAN, IMAGENET_STD, freeze_batchnorm, rest_batchnorm, tokens_of
-from unimetric.backbones._weights import fill, read_weights
+from unimetric.spec import catalogue
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "fill", "freeze_batchnorm", "read_weights", "rest_batchnorm", "tokens_of"]
+catalogue(
+    __name__,
+    IMAGENET_MEAN="unimetric.backbones._convnets",
+    IMAGENET_STD="unimetric.backbones._convnets",
+    fill="unimetric.backbones._weights",
+    freeze_batchnorm="unimetric.backbones._convnets",
+    read_weights="unimetric.backbones._weights",
+    rest_batchnorm="unimetric.backbones._convnets",
+    tokens_of="unimetric.backbones._convnets",
+)

@@ -1,4 +1,4 @@
-"""What convolutional backbones share: tokens of a feature map, and frozen BatchNorm."""
+"""Functions shared by convolutional backbones: tokens of a feature map, and frozen BatchNorm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def tokens_of(map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C"]:
-    """A convolutional network's map as tokens, its mean first."""
+    """Convert the feature map of a convolutional network to tokens, with their mean first."""
     positions = map_.flatten(2).transpose(1, 2)
     return torch.cat([positions.mean(1, keepdim=True), positions], 1)
 
 
 def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
-    """BatchNorm's scale and shift are not learnt if `affine`; see `rest_batchnorm` for its statistics."""
+    """Freeze the scale and shift of BatchNorm if `affine`. See `rest_batchnorm` for its statistics."""
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):
@@ -24,7 +24,7 @@ def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
 
 
 def rest_batchnorm(network: nn.Module) -> None:
-    """Keep every BatchNorm at its stored statistics; to be called whenever the network has been set to train."""
+    """Fix every BatchNorm at its stored statistics. Call this after each switch to training mode."""
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()

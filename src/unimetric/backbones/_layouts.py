@@ -1,6 +1,7 @@
-"""One network, many spellings: which layout a weights file has, told by its keys, and the same tensors under the names we load.
+"""Recognize the layout of a weights file by its keys, and rename its tensors for the network.
 
-Every rule is `(pattern, replacement)` on a key; a layout is a list of rules, applied in order. Nothing here knows a file or a network.
+Every rule is `(pattern, replacement)` on a key. A layout is a list of rules, applied in order.
+Nothing here depends on a file or a network.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """Whose file it is.
+    """Naming scheme of a weights file.
 
     Args:
-        name: what people call it, for messages.
-        sign: a key that only this layout has.
-        backbone: the file of `backbones/` that reads it.
-        rules: from its keys to ours.
+        name: Common name, for messages.
+        sign: Pattern of a key that only this layout has.
+        backbone: File of `backbones/` that reads it.
+        rules: Rules from its keys to those of Unimetric.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Layout:
 
 
 def _next(prefix: str, *, of: int = 1) -> Callable[[re.Match[str]], str]:
-    """Where one counts from 0 and the other from 1."""
+    """Return a replacement that adds 1 to a number, for layouts that count from 0 instead of 1."""
     return lambda match: prefix + str(int(match[of]) + 1)
 
 
@@ -92,7 +93,7 @@ _TORCHVISION_VIT: Rules = (
     (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
     (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
 )
-_DINOV2: Rules = (  # timm's names but for these; training in chunks writes `blocks.<chunk>.<block>.`
+_DINOV2: Rules = (  # timm's names except for these; training in chunks writes `blocks.<chunk>.<block>.`
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
@@ -107,7 +108,7 @@ _HUGGING_FACE_RESNET: Rules = (
     (r"\.shortcut\.convolution\.", ".downsample.0."),
     (r"\.shortcut\.normalization\.", ".downsample.1."),
 )
-_SEGFORMER: Rules = (  # to what Hugging Face keeps on its hub
+_SEGFORMER: Rules = (  # to the names on the Hugging Face hub
     (r"^patch_embed(\d)\.", lambda match: f"encoder.patch_embeddings.{int(match[1]) - 1}."),
     (r"^block(\d)\.", lambda match: f"encoder.block.{int(match[1]) - 1}."),
     (r"^norm(\d)\.", lambda match: f"encoder.layer_norm.{int(match[1]) - 1}."),
@@ -120,7 +121,7 @@ _SEGFORMER: Rules = (  # to what Hugging Face keeps on its hub
     (r"\.attn\.norm\.", ".attention.self.layer_norm."),
     (r"\.mlp\.fc", ".mlp.dense"),
 )
-_TRANSFORMERS_5: Rules = (  # from the hub's names to those that transformers 5 has in memory
+_TRANSFORMERS_5: Rules = (  # from the names on the hub to those of transformers 5 in memory
     (r"^encoder\.patch_embeddings\.(\d)\.", r"stages.\1.patch_embeddings."),
     (r"^encoder\.block\.(\d)\.", r"stages.\1.blocks."),
     (r"^encoder\.layer_norm\.(\d)\.", r"stages.\1.layer_norm."),
@@ -151,12 +152,12 @@ LAYOUTS = (
     Layout("DINOv2", r"^mask_token$", "timm", _DINOV2),
     Layout("torchvision MobileNet or EfficientNet", r"^features\.0\.1\.running_mean$", "timm"),
     Layout("torchvision ResNet", r"^layer1\.0\.conv1\.weight$", "timm"),
-    Layout("timm", r"", "timm"),  # whatever has no mark of its own
+    Layout("timm", r"", "timm"),  # the default
 )
 
 
 def recognize(state: State) -> Layout:
-    """The layout of a table of tensors, by its keys.
+    """Return the layout of a state dict, recognized by its keys.
 
     >>> recognize({"patch_embed1.proj.weight": torch.zeros(1)}).name
     'SegFormer'
@@ -165,35 +166,39 @@ def recognize(state: State) -> Layout:
 
 
 def rename(state: State, rules: Rules) -> State:
-    """Every key through every rule, in order.
+    """Apply every rule to every key, in order.
 
     >>> list(rename({"a.0.weight": torch.zeros(1)}, ((r"^a\\.(\\d)", r"b\\1"),)))
     ['b0.weight']
     """
 
-    def through(key: str) -> str:
+    def rename_key(key: str) -> str:
         for pattern, replacement in rules:
             key = re.sub(pattern, replacement, key)
         return key
 
-    return {through(key): value for key, value in state.items()}
+    return {rename_key(key): value for key, value in state.items()}
 
 
 def to_timm(state: State, own: State) -> State:
-    """Weights in any layout of a network that timm has, under timm's names. `own` is the network's state dict: what is wanted."""
+    """Rename weights of any layout to the names of timm.
+
+    Args:
+        state: Weights of a network that timm has.
+        own: State dict of the network, which defines the required names.
+    """
     layout = recognize(state)
     if layout.name == "torchvision MobileNet or EfficientNet":
         return _by_order(state, own)
     state = rename(state, layout.rules)
-    for key in [key for key in state if ".attn.q." in key]:  # timm multiplies by one matrix for all three
+    for key in [key for key in state if ".attn.q." in key]:  # timm has one matrix for all three
         parts = [key.replace(".attn.q.", f".attn.{letter}.") for letter in "qkv"]
-        if all(part in state for part in parts):  # if not, the network will miss them and say so
+        if all(part in state for part in parts):  # otherwise `fill` reports them as missing
             state[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat([state.pop(part) for part in parts])
     if layout.name.endswith("CLIP") and "pos_embed" in state:
         state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"][None]
-    if (
-        "register_tokens" in state and {"pos_embed", "cls_token"} <= state.keys()
-    ):  # timm adds positions to patches only, so that of the class token goes into the token
+    if state.keys() >= {"register_tokens", "pos_embed", "cls_token"}:
+        # timm adds position embeddings to patches only, so that of the class token is added to the token.
         positions = state["pos_embed"]
         state |= {
             "reg_token": state.pop("register_tokens"),
@@ -204,28 +209,54 @@ def to_timm(state: State, own: State) -> State:
 
 
 def _by_order(state: State, own: State) -> State:
-    """torchvision numbers layers where timm names them, but both count them in the order of the forward pass."""
-    given = [state[key] for key in sorted(state, key=_place) if key.startswith("features.") and not key.endswith("num_batches_tracked")]
+    """Rename layers by their order.
+
+    torchvision numbers layers and timm names them, but both list them in the order of the forward
+    pass.
+    """
+    features = [key for key in state if key.startswith("features.") and not key.endswith("num_batches_tracked")]
+    given = [state[key] for key in sorted(features, key=_layer_order)]
     if "conv_head.bias" in own and "classifier.0.bias" in state:  # MobileNetV3: the layer after the pooling, a convolution in timm
         given += [state["classifier.0.weight"][..., None, None], state["classifier.0.bias"]]
     wanted = [key for key in own if not key.endswith("num_batches_tracked")]
-    return dict(zip(wanted, given, strict=True)) if len(wanted) == len(given) else state
+    if len(wanted) != len(given):
+        return state
+    return dict(zip(wanted, given, strict=True))
 
 
-def _place(key: str) -> list[tuple[int, str]]:
-    """Where a tensor stands in its module: a .safetensors file is sorted by the alphabet, which puts layer 10 before layer 2."""
+def _layer_order(key: str) -> list[tuple[int, str]]:
+    """Return a sort key that restores the order of a module.
+
+    A .safetensors file is sorted alphabetically, with layer 10 before layer 2.
+    """
     leaves = ("weight", "bias", "running_mean", "running_var")
-    return [(int(word), "") if word.isdigit() else (leaves.index(word), "") if word in leaves else (0, word) for word in key.split(".")]
+    order: list[tuple[int, str]] = []
+    for word in key.split("."):
+        if word.isdigit():
+            order.append((int(word), ""))
+        elif word in leaves:
+            order.append((leaves.index(word), ""))
+        else:
+            order.append((0, word))
+    return order
 
 
 def torchvision_eps(state: State, name: str) -> float | None:
-    """torchvision's BatchNorm has another epsilon than timm's in these networks, which no weight tells."""
+    """Return the BatchNorm epsilon of torchvision if it differs from that of timm, else None.
+
+    The weights do not contain it.
+    """
     other = ("mobilenetv3", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7", "efficientnetv2")
-    return 1e-3 if recognize(state).name == "torchvision MobileNet or EfficientNet" and name.startswith(other) else None
+    if name.startswith(other) and recognize(state).name == "torchvision MobileNet or EfficientNet":
+        return 1e-3
+    return None
 
 
 def to_segformer(state: State, own: State) -> State:
-    """SegFormer's encoder, in the original layout or Hugging Face's, under the names of the transformers that is installed."""
+    """Rename the SegFormer encoder to the names of the installed transformers.
+
+    Reads the original layout and that of Hugging Face.
+    """
     state = rename(state, ((r"^segformer\.", ""), *recognize(state).rules))
     for key in [key for key in state if ".key_value." in key]:
         state[key.replace("key_value", "key")], state[key.replace("key_value", "value")] = state.pop(key).chunk(2)
@@ -233,6 +264,9 @@ def to_segformer(state: State, own: State) -> State:
 
 
 def to_inception(state: State) -> State:
-    """BN-Inception as converted from Caffe; the oldest conversions keep BatchNorm's vectors as rows."""
+    """Rename BN-Inception as converted from Caffe.
+
+    The oldest conversions store the vectors of BatchNorm as rows.
+    """
     state = rename(state, recognize(state).rules)
     return {key: value.flatten() if ".norm." in key and value.dim() == 2 else value for key, value in state.items()}

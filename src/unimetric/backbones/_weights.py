@@ -1,4 +1,4 @@
-"""Read files of weights, and load them into a network by name."""
+"""Read weights files, and load them into a network by name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from unimetric.errors import UnimetricError
 
 
 def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` or `.pth` file, without running any code that might be in it.
+    """Read the tensors of a `.safetensors` or `.pth` file without running code that it may contain.
 
-    If `backbone` is given, a file that is recognised as another backbone's is refused, with the name of the one that reads it.
+    Args:
+        path: Path of the file.
+        backbone: Name of the backbone. If given, a file recognized as that of another backbone is
+            an error with the name of the backbone that reads it.
     """
     file = Path(path).expanduser()
-    hint = "give a .safetensors file, or a .pth file with a plain state dict"
+    hint = "use a .safetensors file, or a .pth file with a plain state dict"
     if not file.is_file():
         raise UnimetricError(f"{path}: no such weights file", "check the path after `weights=`")
     try:
@@ -28,48 +31,60 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
             state: Any = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # each library has its own; all of them mean that the file is not what it should be
+    except Exception as error:  # each library raises other types, all for an invalid file
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None
-    for key in ("state_dict", "model", "teacher"):  # how training scripts wrap what they save
+    for key in ("state_dict", "model", "teacher"):  # keys under which training scripts store the weights
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
-        raise UnimetricError(f"{path}: no table of tensors in it", hint)
-    for prefix in ("module.", "backbone.", "network."):  # what a training script, or a run of ours, puts in front of the network's names
+        raise UnimetricError(f"{path}: must contain a table of tensors", hint)
+    for prefix in ("module.", "backbone.", "network."):  # prefixes added by training scripts or by Unimetric runs
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     layout = recognize(state)
     if backbone and layout.backbone != backbone and layout.sign:
         raise UnimetricError(
             f"{path}: these weights are laid out as {layout.name}, which `{backbone}` does not read",
-            f"write backbone = \"{layout.backbone}(weights='{path}')\", or choose other weights",
+            f"use backbone = \"{layout.backbone}(weights='{path}')\", or other weights",
         )
     return state
 
 
 def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: tuple[str, ...] = (), layout: str = "") -> None:
-    """Load weights by name; every parameter must be there and fit, or the error says which are not.
+    """Load weights by name. Every parameter must be present with the right shape.
 
-    What the network has no place for (a classifier) is left. `layout` is what the file was recognised as, for the error.
+    Extra weights, such as those of a classifier, are ignored.
+
+    Args:
+        network: Network to fill.
+        state: Weights, by name.
+        path: Path of the file, for the error message.
+        may_lack: Prefixes of parameters that may be missing.
+        layout: Recognized layout of the file, for the error message.
     """
     own = network.state_dict()
-    lacking = [key for key in own if key not in state and not key.endswith("num_batches_tracked") and not key.startswith(may_lack)]
-    wrong = [f"`{key}` is {tuple(state[key].shape)}, not {tuple(value.shape)}" for key, value in own.items() if _misfits(state, key, value)]
-    if lacking or wrong:
-        missing = _few([f"`{key}`" for key in lacking])
-        what = [f"{len(lacking)} of {len(own)} missing: {missing}"] * bool(lacking) + [
-            f"{len(wrong)} of other shapes: {_few(wrong)}"
-        ] * bool(wrong)
+    lacking: list[str] = []
+    wrong: list[str] = []
+    for key, value in own.items():
+        if key in state:
+            if state[key].shape != value.shape:
+                wrong.append(f"`{key}` is {tuple(state[key].shape)}, not {tuple(value.shape)}")
+        elif not key.endswith("num_batches_tracked") and not key.startswith(may_lack):
+            lacking.append(f"`{key}`")
+    problems: list[str] = []
+    if lacking:
+        problems.append(f"{len(lacking)} of {len(own)} missing: {_list_first(lacking)}")
+    if wrong:
+        problems.append(f"{len(wrong)} of other shapes: {_list_first(wrong)}")
+    if problems:
+        read_as = f" (read as {layout})" if layout else ""
         raise UnimetricError(
-            f"{path}: weights of another architecture{f' (read as {layout})' * bool(layout)}: {'; '.join(what)}",
-            f"these weights begin with `{next(iter(state), '')}`; choose the backbone they were made for",
+            f"{path}: weights of another architecture{read_as}: {'; '.join(problems)}",
+            f"these weights begin with `{next(iter(state), '')}`; use the backbone they belong to",
         )
     network.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
 
 
-def _misfits(state: dict[str, Tensor], key: str, value: Tensor) -> bool:
-    return key in state and state[key].shape != value.shape
-
-
-def _few(words: list[str], most: int = 6) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+def _list_first(words: list[str], most: int = 6) -> str:
+    text = ", ".join(words[:most])
+    return f"{text} and {len(words) - most} more" if len(words) > most else text

@@ -1,4 +1,4 @@
-"""BN-Inception, on which metric learning was measured for years and which no library keeps any more."""
+"""BN-Inception, a standard backbone of metric learning for years, no longer part of any library."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch.nn import functional
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
 from unimetric.backbones._layouts import recognize, to_inception
 from unimetric.backbones._weights import fill, read_weights
+from unimetric.kinds import Backbone
 
-# The table of the paper (its figure 5): width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and the projection after
-# the pooling. A module without 1x1 and projection halves the map and passes the pooled input through.
+# Figure 5 of the paper: width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and
+# the projection after the pooling. A module without 1x1 and projection halves the map and passes the
+# pooled input through.
 _TABLE = {
     "3a": (64, (64, 64), (64, 96), 32),
     "3b": (64, (64, 96), (64, 96), 64),
@@ -27,17 +29,30 @@ _TABLE = {
 }
 
 
-class BnInception(nn.Module):
-    """Batch normalization (Ioffe & Szegedy, ICML 2015), its ImageNet network: (B, 3, H, W) -> (B, 1 + N, 1024), N = 49 at 224 pixels.
+class BnInception(Backbone):
+    """BN-Inception with its ImageNet architecture.
 
-    Differs from the paper's table as the released Caffe network does, whose weights everybody uses: 4c and 4d project their pooling to 128,
-    not 96. That network reads blue, green, red from 0 to 255, less (104, 117, 128); ours takes red, green, blue like all backbones, and
-    turns them around itself. A map of odd side is padded by zeros before it is halved, so that pictures of any side pass.
+    A map of odd side is padded with zeros before it is halved, so that images of any size are
+    accepted.
+
+    Differs from the paper:
+        Like the released Caffe network, whose weights are in common use, 4c and 4d project their
+        pooling to 128, not 96. That network reads blue, green, red from 0 to 255, minus (104, 117,
+        128). This one takes red, green, blue like all backbones, and reverses them itself.
+
+    Reference:
+        Batch normalization: accelerating deep network training by reducing internal covariate shift
+        (Ioffe & Szegedy, ICML 2015).
 
     Args:
-        weights: a local file with the network as converted from Caffe (`bn_inception-52deb4733.pth`); empty is random weights.
-        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
-        train_affine: but its scale and shift are learnt.
+        weights: Path of the network as converted from Caffe (`bn_inception-52deb4733.pth`). If
+            empty, weights are random.
+        frozen_batchnorm: Whether BatchNorm keeps its stored statistics, scale and shift (Roth
+            et al. 2020).
+        train_affine: Whether scale and shift are trained nevertheless.
+
+    Shape:
+        images (B, 3, H, W) -> tokens (B, 1 + N, 1024), N = 49 at 224 pixels
     """
 
     mean = (128 / 255, 117 / 255, 104 / 255)
@@ -79,7 +94,10 @@ class BnInception(nn.Module):
 
 
 class _Unit(nn.Module):
-    """Convolution, BatchNorm, ReLU. The bias that BatchNorm makes idle is kept: a frozen BatchNorm does not take it out."""
+    """Convolution, BatchNorm, ReLU.
+
+    The bias is redundant with BatchNorm, but kept: a frozen BatchNorm does not remove it.
+    """
 
     def __init__(self, before: int, after: int, side: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -91,7 +109,7 @@ class _Unit(nn.Module):
 
 
 class _Module(nn.ModuleDict):
-    """Four looks at a map, side by side; one line of the table. Keys are Caffe's."""
+    """Four parallel branches on a map; one row of the table. Keys are those of Caffe."""
 
     def __init__(self, before: int, one: int, three: tuple[int, int], double: tuple[int, int], projection: int, *, pool: str) -> None:
         stride = 1 if projection else 2
@@ -104,15 +122,15 @@ class _Module(nn.ModuleDict):
         self.pool = pool
 
     def forward(self, map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D h w"]:
-        looks = [self["1x1"](map_)] if "1x1" in self else []
-        looks.append(self["3x3"](self["3x3_reduce"](map_)))
-        looks.append(self["double_3x3_2"](self["double_3x3_1"](self["double_3x3_reduce"](map_))))
+        branches = [self["1x1"](map_)] if "1x1" in self else []
+        branches.append(self["3x3"](self["3x3_reduce"](map_)))
+        branches.append(self["double_3x3_2"](self["double_3x3_1"](self["double_3x3_reduce"](map_))))
         if "pool_proj" not in self:
-            # Nothing is below zero after ReLU, so zeros change no maximum.
+            # Values after ReLU are nonnegative, so zero padding changes no maximum.
             even = functional.pad(map_, (0, map_.shape[3] % 2, 0, map_.shape[2] % 2))
-            looks.append(functional.max_pool2d(even, 3, 2, ceil_mode=True))
+            branches.append(functional.max_pool2d(even, 3, 2, ceil_mode=True))
         elif self.pool == "max":
-            looks.append(self["pool_proj"](functional.max_pool2d(map_, 3, 1, 1)))
+            branches.append(self["pool_proj"](functional.max_pool2d(map_, 3, 1, 1)))
         else:
-            looks.append(self["pool_proj"](functional.avg_pool2d(map_, 3, 1, 1)))
-        return torch.cat(looks, 1)
+            branches.append(self["pool_proj"](functional.avg_pool2d(map_, 3, 1, 1)))
+        return torch.cat(branches, 1)

@@ -12,19 +12,31 @@ from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, toke
 from unimetric.backbones._layouts import recognize
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError
+from unimetric.kinds import Backbone
 
 
-class GoogLeNet(nn.Module):
-    """Going deeper with convolutions (Szegedy et al., CVPR 2015), torchvision's version: (B, 3, H, W) -> (B, 1 + N, 1024).
+class GoogLeNet(Backbone):
+    """GoogLeNet in the version of torchvision.
 
-    N is 49 at 224 pixels and at the 227 that metric learning used with it. Differs from the paper: torchvision's has BatchNorm, and 3 x 3
-    where the paper has 5 x 5. Its weights expect pixels from -1 to 1; torchvision gets there from ImageNet's statistics, we directly.
+    The network also accepts the 227 pixels common in metric learning.
+
+    Differs from the paper:
+        torchvision adds BatchNorm, and has 3 x 3 convolutions instead of 5 x 5. Its weights expect
+        pixels from -1 to 1. torchvision converts from the statistics of ImageNet; this backbone
+        sets that range directly.
+
+    Reference:
+        Going deeper with convolutions (Szegedy et al., CVPR 2015).
 
     Args:
-        pretrained: fetch torchvision's weights.
-        weights: a local file instead, in torchvision's layout.
-        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
-        train_affine: but its scale and shift are learnt.
+        pretrained: Whether to download the weights of torchvision.
+        weights: Path of a local file instead, in the layout of torchvision.
+        frozen_batchnorm: Whether BatchNorm keeps its stored statistics, scale and shift (Roth
+            et al. 2020).
+        train_affine: Whether scale and shift are trained nevertheless.
+
+    Shape:
+        images (B, 3, H, W) -> tokens (B, 1 + N, 1024), N = 49 at 224 and 227 pixels
     """
 
     mean = (0.5, 0.5, 0.5)
@@ -34,15 +46,16 @@ class GoogLeNet(nn.Module):
     def __init__(self, *, pretrained: bool = False, weights: str = "", frozen_batchnorm: bool = False, train_affine: bool = False) -> None:
         super().__init__()
         if pretrained and weights:
-            raise UnimetricError("both `pretrained` and `weights` are given", "keep one of them")
+            raise UnimetricError("only one of `pretrained` and `weights` is allowed, got both", "remove one of them")
         state = read_weights(weights, backbone="googlenet") if weights else {}
         try:
             whole = googlenet(weights="IMAGENET1K_V1") if pretrained else googlenet(aux_logits=False, init_weights=True)
         except OSError as error:
             raise UnimetricError(
-                f"torchvision cannot fetch its weights: {error}", "`weights='googlenet-1378be20.pth'` reads a local file"
+                f"torchvision cannot download its weights: {error}", "use a local file with `weights='googlenet-1378be20.pth'`"
             ) from None
-        # torchvision lists the layers in the order of its forward pass; what stands after the last map is the classifier's.
+        # torchvision lists the layers in the order of its forward pass. Layers after the last map belong
+        # to the classifier.
         layers = [(name, layer) for name, layer in whole.named_children() if name.startswith(("conv", "maxpool", "inception"))]
         self.network = nn.Sequential(OrderedDict(layers))
         if weights:

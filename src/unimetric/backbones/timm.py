@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import timm
 import torch
 from jaxtyping import Float
 from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from unimetric.arguments import Natural
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
 from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
+from unimetric.foreign import stages_of
+from unimetric.kinds import Backbone
 
 
-class Timm(nn.Module):
-    """PyTorch image models (Wightman, 2019): the last stage of any of its networks, (B, 3, H, W) -> (B, 1 + N, C).
+class Timm(Backbone):
+    """Last stage of any network of timm.
+
+    Reference:
+        PyTorch image models (Wightman, 2019).
 
     Args:
-        name: timm's name, such as `resnet50` or `vit_small_patch16_224`.
-        pretrained: fetch timm's weights from the hub.
-        weights: a local file instead (`.safetensors`, or `.pth` with a plain state dict), in the layout of timm, torchvision, DINOv2,
-            OpenAI's CLIP or Hugging Face.
-        frozen_batchnorm: BatchNorm stays at its stored statistics, scale and shift (Roth et al. 2020).
-        train_affine: but its scale and shift are learnt (as in their code).
-        stride_first: the stride of a ResNet's bottleneck is in its first convolution, as in the original Caffe release (He et al. 2015).
-        image_size: side of the pictures, for transformers whose position embedding must be resampled; 0 is the network's own.
+        name: Model name in timm, such as `resnet50` or `vit_small_patch16_224`.
+        pretrained: Whether to download the weights of timm from the hub.
+        weights: Path of a local file instead (`.safetensors`, or `.pth` with a plain state dict),
+            in the layout of timm, torchvision, DINOv2, OpenAI's CLIP or Hugging Face.
+        frozen_batchnorm: Whether BatchNorm keeps its stored statistics, scale and shift (Roth
+            et al. 2020).
+        train_affine: Whether scale and shift are trained nevertheless (as in their code).
+        stride_first: Whether the stride of a ResNet bottleneck is in its first convolution, as in
+            the original Caffe release (He et al. 2015).
+        image_size: Side of the images in pixels, for transformers whose position embedding must be
+            resampled. 0 uses the default of the network.
+
+    Shape:
+        images (B, 3, H, W) -> tokens (B, 1 + N, C)
     """
 
     def __init__(
@@ -40,31 +54,33 @@ class Timm(nn.Module):
         frozen_batchnorm: bool = False,
         train_affine: bool = False,
         stride_first: bool = False,
-        image_size: int = 0,
+        image_size: Natural = 0,
     ) -> None:
         super().__init__()
         if not timm.is_model(name):
             near = closest(name.split(".")[0], timm.list_models())
             raise UnimetricError(f"timm has no network `{name}`", near if near.startswith("did") else "see timm.list_models()")
         if pretrained and weights:
-            raise UnimetricError("both `pretrained` and `weights` are given", "keep one of them")
+            raise UnimetricError("only one of `pretrained` and `weights` is allowed, got both", "remove one of them")
         state = read_weights(weights, backbone="timm") if weights else {}
         size: Any = {"img_size": image_size} if image_size else {}
         try:
             network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
-        except Exception as error:  # no network, no such tag, no such argument: timm and the hub each raise their own
+        except Exception as error:  # no connection, unknown tag or argument: timm and the hub raise many types
             reason = (str(error).splitlines() or [""])[0][:200]
             raise UnimetricError(
-                f"timm cannot make `{name}`: {type(error).__name__}: {reason}",
-                "the hub must be reachable for `pretrained=True`; `weights='file.safetensors'` reads a local file",
+                f"timm cannot create `{name}`: {type(error).__name__}: {reason}",
+                "`pretrained=True` needs a connection to the hub; use `weights='file.safetensors'` for a local file",
             ) from None
         self.network = network
         self.channels: int = network.num_features
         self.mean, self.std = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
-        # Some networks widen the pooled vector by a further layer; the summary must be as wide as the tokens.
+        # Some networks widen the pooled vector with a further layer. The global token must be as wide as
+        # the others.
         self.own_summary = getattr(self.network, "head_hidden_size", self.channels) == self.channels
-        # Some networks do not say how many tokens stand before the positions; CoaT has a class token for each of four stages.
-        token = next((found for key in ("cls_token", "cls_token4") if (found := getattr(network, key, None)) is not None), None)
+        # Some networks do not define the number of prefix tokens. CoaT has one class token per stage.
+        tokens = [getattr(network, key, None) for key in ("cls_token", "cls_token4")]
+        token = next((found for found in tokens if found is not None), None)
         self.prefix: int = getattr(network, "num_prefix_tokens", 0 if token is None else token.shape[1])
         self.channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         if stride_first:
@@ -84,10 +100,16 @@ class Timm(nn.Module):
             rest_batchnorm(self.network)
         return self
 
+    def find_transformer(self) -> Any:
+        return self.network if isinstance(self.network, VisionTransformer) else None
+
+    def find_stages(self) -> Sequence[nn.Module]:
+        return stages_of(self.network)
+
     def _move_strides(self, name: str) -> None:
-        blocks: list[Any] = [m for m in self.network.modules() if hasattr(m, "conv3") and getattr(m, "stride", 1) == 2]
+        blocks: list[Any] = [m for m in self.network.modules() if "conv3" in dict(m.named_children()) and getattr(m, "stride", 1) == 2]
         if not blocks:
-            raise UnimetricError(f"`{name}` has no bottleneck blocks to move the stride of", "leave `stride_first` out")
+            raise UnimetricError(f"`stride_first` requires bottleneck blocks, but `{name}` has none", "remove `stride_first`")
         for block in blocks:
             block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
 
@@ -96,11 +118,11 @@ class Timm(nn.Module):
         if own is None or given is None or own.shape == given.shape:
             return state
         grid = list(self.network.patch_embed.grid_size)
-        own_prefix = getattr(self.network, "num_prefix_tokens", 0)  # those that do not say it have positions of patches only
+        own_prefix = getattr(self.network, "num_prefix_tokens", 0)  # networks without it embed positions of patches only
         prefix = 0 if getattr(self.network, "no_embed_class", False) else own_prefix
         patches = given.shape[1] - prefix if given.dim() == 3 else 0
         if patches < 1 or math.isqrt(patches) ** 2 != patches:
-            return state  # no square of patches: another network's, which `fill` refuses
+            return state  # not a square of patches: weights of another network, for which `fill` raises an error
         return state | {"pos_embed": resample_abs_pos_embed(given, new_size=grid, num_prefix_tokens=prefix)}
 
     def _set_eps(self, eps: float | None) -> None:

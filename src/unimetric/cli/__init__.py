@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from unimetric.cli import data, deploy, measure, study, train
+from unimetric.cli.options import Command
 from unimetric.errors import FULL_DISK, Interrupted, UnimetricError
 
 app = typer.Typer(
-    help="Train image embeddings, and measure them on classes, shifts and datasets never seen.",
+    help="Train image embeddings and evaluate them on new classes, shifts and datasets.",
+    epilog="`--trust PACKAGE`, after any command, allows configs to name classes and functions of a package of yours.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -19,41 +25,81 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"unimetric {version('unimetric')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Version of the package.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train image embeddings and evaluate them on new classes, shifts and datasets."""
+
+
+def _take_trust(words: list[str]) -> list[str]:
+    """Take `--trust PACKAGE` out of the words, wherever it is.
+
+    The environment passes it on to every process of a study.
+    """
+    rest, trusted = [], os.environ.get("UNIMETRIC_TRUST", "").replace(",", " ").split()
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, value = word.partition("=")
+        if option != "--trust":
+            rest.append(word)
+            continue
+        value = value if equals else next(remaining, "")
+        if not value.isidentifier():
+            raise UnimetricError(f"`--trust` must be followed by the name of a package, got `{value}`", "write `--trust mypackage`")
+        trusted.append(value)
+    if trusted:
+        os.environ["UNIMETRIC_TRUST"] = ",".join(trusted)
+    return rest
+
+
 def main() -> None:
-    """The command `unimetric`: mistakes that the user can mend end with a sentence, a hint and exit code 2."""
+    """Run the command `unimetric`.
+
+    An error that the user can fix is printed with a hint, and the exit code is 2.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8, nor the terminal
+            stream.reconfigure(errors="backslashreplace")  # file names and terminals may not be UTF-8
     try:
-        app(standalone_mode=True)
+        app(_take_trust(sys.argv[1:]), standalone_mode=True)
     except UnimetricError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        print(f"error: {error.filename or 'the disk is full'}: {error.strerror}\n\nhint: free some room", file=sys.stderr)
+        print(f"error: {error.filename or 'the disk is full'}: {error.strerror}\n\nhint: free some disk space", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)
         sys.exit(130)
 
 
-# The order of the help page.
-app.command()(train.train)
-app.command()(measure.evaluate)
-app.command("list")(data.list_)
-app.command()(train.check)
-app.command()(data.pack)
-app.command("explain")(measure.explain_)
-app.command()(measure.split)
-app.command()(measure.adapt)
-app.command()(measure.transfer)
-app.command()(measure.shift)
-app.command()(study.bench)
-app.command()(study.tune)
-app.command()(study.report)
-app.command()(deploy.export)
-app.command()(measure.ensemble)
-app.command()(measure.figure)
-app.command()(train.demo)
+# Groups and commands in the order of the help text.
+_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {"demo": train.demo, "check": train.check, "train": train.train},
+    "Measure": {
+        "evaluate": measure.evaluate,
+        "explain": measure.explain_,
+        "adapt": measure.adapt,
+        "transfer": measure.transfer,
+        "shift": measure.shift,
+        "ensemble": measure.ensemble,
+        "figure": measure.figure,
+    },
+    "Study": {"bench": study.bench, "tune": study.tune, "report": study.report},
+    "Ship": {"export": deploy.export},
+    "Data": {"list": data.list_, "pack": data.pack, "split": measure.split},
+}
+for _group, _commands in _GROUPS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_group)(_command)

@@ -1,4 +1,4 @@
-"""`python -m unimetric.cli`."""
+"""Entry point of `python -m unimetric.cli`."""
 
 from __future__ import annotations
 

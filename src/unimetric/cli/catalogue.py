@@ -1,4 +1,7 @@
-"""What there is: every part of a kind, read from its docstring and signature. `unimetric list` and `docs/papers.md` are made of it."""
+"""Catalogue of the components, read from docstrings and signatures.
+
+`unimetric list` and `docs/papers.md` show it.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,28 @@ _MORE = {"losses": ("family", "miner", "classes"), "miners": ("gives",)}
 
 
 def columns(kind: str) -> tuple[str, ...]:
-    """What is told of each part of a kind."""
+    """Return the columns of the table of a component type."""
     return ("name", *_MORE.get(kind, ()), "source")
 
 
 def catalogue(kind: str) -> list[dict[str, str]]:
-    """One row a part: its name, where it comes from, and for losses and miners what they need and give.
+    """Return one row per component, with the columns of its type.
 
     >>> next(row["classes"] for row in catalogue("losses") if row["name"] == "arcface")
     'needs them'
     """
-    return [_row(name, find(kind, name)) for name in names(kind)]
+    return [_row(kind, name, find(kind, name)) for name in names(kind)]
 
 
-def _row(name: str, part: Any) -> dict[str, str]:
+def _row(kind: str, name: str, part: Any) -> dict[str, str]:
     parameters = signature(part).parameters
     needs = "num_classes" in parameters and parameters["num_classes"].default is inspect.Parameter.empty
-    gives = getattr(part, "gives", None)
     return {
         "name": name,
-        "family": getattr(part, "family", ""),
-        "miner": getattr(part, "default_miner", "-"),
+        "family": part.family if kind == "losses" else "",
+        "miner": part.default_miner or "-" if kind == "losses" else "-",
         "classes": "needs them" if needs else "-",
-        "gives": gives.__name__ if gives else "",
+        "gives": part.gives.__name__ if kind == "miners" else "",
         "source": source(part),
     }
 
@@ -58,8 +60,8 @@ _PAGES = ("losses", "miners", "objectives", "samplers", "metrics", "heads", "bac
 
 
 def papers() -> str:
-    """The page `docs/papers.md`: every part with its citation, equation, defaults, and where it differs from the paper."""
-    lines = ["# The parts and their papers", "", "Made from the docstrings by `make docs`.", ""]
+    """Return the text of `docs/papers.md`: the signature and docstring of every component."""
+    lines = ["# Components and their papers", "", "Generated from the docstrings by `make docs`.", ""]
     for kind in (*_PAGES, *sorted(set(kinds()) - set(_PAGES))):
         lines += [f"## {kind}", ""]
         for name in names(kind):

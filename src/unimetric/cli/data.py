@@ -1,4 +1,4 @@
-"""Commands about datasets and components: `pack`, `list`."""
+"""Commands for datasets and components: `list`, `pack`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from unimetric.errors import UnimetricError, closest
+from unimetric.images import QUALITY
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(help="losses, miners, metrics, ...; without one, all kinds.")] = "",
+    kind: Annotated[str, typer.Argument(help="Component type, such as `losses`, `miners` or `metrics` (default: all).")] = "",
 ) -> None:
-    """List the parts of a kind, with the paper each comes from.
+    """List the components of one type, with the paper of each.
 
     Examples:
 
@@ -32,7 +33,7 @@ def list_(
             console.print(f"[bold]{each}[/bold]: {', '.join(names(each))}", highlight=False)
         return
     if kind not in kinds():
-        raise UnimetricError(f"there is no kind `{kind}`", closest(kind, kinds()))
+        raise UnimetricError(f"unknown component type `{kind}`", closest(kind, kinds()))
     table = Table(box=None, pad_edge=False)
     for column in columns(kind):
         table.add_column(column, overflow="fold")
@@ -42,20 +43,20 @@ def list_(
 
 
 def pack(
-    dataset: Annotated[str, typer.Argument(help="A dataset, such as `cub200` or `folder(root='pictures')`.")],
-    out: Annotated[Path, typer.Option(help="The file to write; it ends in .pack.")],
-    short_side: Annotated[int, typer.Option(help="Pixels of the shorter side; 0 keeps each picture's own size.")] = 256,
-    encoding: Annotated[str, typer.Option(help="jpeg, webp, png (lossless) or raw (decoded).")] = "jpeg",
-    quality: Annotated[int, typer.Option(help="Of JPEG and WebP, 1 to 100.")] = 95,
-    workers: Annotated[int, typer.Option(help="Threads that decode and encode.")] = 2,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and list them.")] = False,
+    dataset: Annotated[str, typer.Argument(help="Dataset spec string, such as `cub200` or `folder(root='images')`.")],
+    out: Annotated[Path, typer.Option(help="Output file, with the extension .pack.")],
+    short_side: Annotated[int, typer.Option(help="Length of the shorter side in pixels; 0 keeps the original size.")] = 256,
+    encoding: Annotated[str, typer.Option(help="Image encoding: jpeg, webp, png (lossless) or raw (decoded).")] = "jpeg",
+    quality: Annotated[int, typer.Option(help="Quality of JPEG and WebP, from 1 to 100.")] = QUALITY,
+    workers: Annotated[int, typer.Option(help="Number of threads that decode and encode.")] = 2,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skipping of unreadable images, with a list of them.")] = False,
 ) -> None:
-    """Store a dataset once, at the size that training needs, as one file that training reads from memory.
+    """Store a dataset at training size in one file, for faster reading.
 
     Examples:
 
     - `unimetric pack cub200 --out cub.pack`
-    - `unimetric pack "folder(root='pictures')" --out pictures.pack --short-side 320 --encoding raw`
+    - `unimetric pack "folder(root='images')" --out images.pack --short-side 320 --encoding raw`
     """
     from unimetric.images.packing import write
     from unimetric.runs.display import Display
@@ -75,5 +76,5 @@ def pack(
         )
         for name, reason in packed.skipped:
             display.line(f"skipped {name}: {reason}")
-        display.line(f"{out}: {len(packed):,} pictures, {out.stat().st_size / 2**20:,.1f} MiB")
+        display.line(f"{out}: {len(packed):,} images, {out.stat().st_size / 2**20:,.1f} MiB")
         display.line(f"train on it with: unimetric train CONFIG \"dataset=pack(path='{out}')\"")

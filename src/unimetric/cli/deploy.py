@@ -1,4 +1,4 @@
-"""Commands that make artifacts of runs: `export`."""
+"""Commands that turn runs into artifacts: `export`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import typer
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    backbone: Annotated[str, typer.Option(help="Where the frozen weights lie now, if not where the run says.")] = "",
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option(help="Output folder.")],
+    backbone: Annotated[str, typer.Option(help="Backbone spec string that locates the frozen weights, if they have moved.")] = "",
 ) -> None:
-    """Join what a run trained with the frozen weights it was trained in; LoRA is multiplied into them.
+    """Write all weights of a run, trained and frozen, to one folder.
 
-    Example: `unimetric export runs/puma --out puma`
+    LoRA is multiplied into the frozen weights.
+
+    Examples:
+
+    - `unimetric export runs/puma --out puma`
     """
     from unimetric.deploy.export import export as run_export
 
     folder = run_export(run, out, backbone=backbone)
-    print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB; measure it with: unimetric evaluate {folder}")
+    print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB; evaluate it with: unimetric evaluate {folder}")

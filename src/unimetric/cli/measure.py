@@ -1,4 +1,4 @@
-"""Commands that evaluate runs: `evaluate`, `adapt`, `transfer`, `ensemble`, `shift`, `split`, `explain`, `figure`."""
+"""Commands that evaluate runs, draw figures, and make splits for an evaluation."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[
     try:
         return [kind(word) for word in words.split(",") if word.strip()]
     except ValueError:
-        raise UnimetricError(f"cannot read `{option} {words}`", f"write numbers with commas: `{option} {_LIKE[option]}`") from None
+        raise UnimetricError(f"`{option}` must be numbers separated by commas, got `{words}`", f"use `{option} {_LIKE[option]}`") from None
 
 
 _LIKE = {"--prototypes": "0,5,9", "--targets": "10,50,90"}
 
 
-def _beside(out: Path) -> None:
+def _check_json_path(out: Path) -> None:
     if out.suffix == ".png":
-        raise UnimetricError(f"{out}: the picture goes there, beside the numbers", f"write `--out {out.with_suffix('.json')}`")
+        hint = f"use `--out {out.with_suffix('.json')}`; the figure is saved as {out}"
+        raise UnimetricError(f"`--out` must not be a .png file, got {out}", hint)
 
 
 def _write_json(out: Path | None, found: Any) -> None:
@@ -41,17 +42,17 @@ def _write_json(out: Path | None, found: Any) -> None:
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="A run folder, an .npz file of `embeddings` and `labels`, or a backbone.")],
+    target: Annotated[str, typer.Argument(help="Run folder, .npz file with `embeddings` and `labels`, or backbone spec string.")],
     settings: Settings = None,
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of the run).")] = "",
-    part: Annotated[str, typer.Option(help="Which rows: test, validation or train.")] = "test",
-    rerank: Annotated[bool, typer.Option("--rerank", help="Put neighbours into k-reciprocal order first.")] = False,
-    level: Annotated[float, typer.Option(help="Confidence intervals of this level, such as 0.95.")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
-    save: Annotated[Path | None, typer.Option(help="An .npz file for embeddings and labels.")] = None,
-    explain: Annotated[bool, typer.Option(help="Say what each number means.")] = False,
+    part: Annotated[str, typer.Option(help="Rows to evaluate: test, validation or train.")] = "test",
+    rerank: Annotated[bool, typer.Option("--rerank", help="k-reciprocal re-ranking of the neighbors.")] = False,
+    level: Annotated[float, typer.Option(help="Level of confidence intervals, such as 0.95; 0 for none.")] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    save: Annotated[Path | None, typer.Option(help=".npz file for embeddings and labels.")] = None,
+    explain: Annotated[bool, typer.Option(help="Explanation of each metric.")] = False,
 ) -> None:
-    """Measure a run, embeddings made elsewhere, or a network without training.
+    """Evaluate a run, saved embeddings, or a pretrained network.
 
     Examples:
 
@@ -76,16 +77,14 @@ def evaluate(
         if target.endswith(".npz"):
             geometry = str(overrides.pop("geometry", ""))
             if overrides or save is not None or part != "test":
-                raise UnimetricError(
-                    f"{target}: its embeddings are made, so other settings, --save and --part change nothing", "leave them out"
-                )
+                raise UnimetricError(f"{target}: settings, `--save` and `--part` require a run folder or a backbone", "remove them")
             numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level, geometry=geometry)
         elif Path(target).is_dir():
             numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
         else:
             name = target.partition("(")[0]
             if ("." not in name and name not in names("backbones")) or "/" in name:
-                raise UnimetricError(f"{target}: no such run folder, .npz file or backbone", closest(name, names("backbones")))
+                raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
             numbers = run(config, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress)
         for name, value in numbers.items():
@@ -94,13 +93,13 @@ def evaluate(
 
 
 def explain_(
-    run: Annotated[Path, typer.Argument(help="A run folder whose head has prototypes, such as `crt`.")],
-    pictures: Annotated[list[str], typer.Argument(help="Image files, or rows of a pack as `FILE.pack::ROW`.", metavar="IMAGE...")],
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("explain.png"),
-    prototypes: Annotated[str, typer.Option(help="Their numbers, with commas; default the most active.")] = "",
-    count: Annotated[int, typer.Option(help="How many of the most active.", min=1)] = 8,
+    run: Annotated[Path, typer.Argument(help="Run folder whose head has prototypes, such as `crt`.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, or rows of a pack as `FILE.pack::ROW`.", metavar="IMAGE...")],
+    out: Annotated[Path, typer.Option(help="Output PNG file.")] = Path("explain.png"),
+    prototypes: Annotated[str, typer.Option(help="Prototype indices, separated by commas (default: the most active).")] = "",
+    count: Annotated[int, typer.Option(help="Number of the most active prototypes.", min=1)] = 8,
 ) -> None:
-    """Show which part of a picture each prototype looks at.
+    """Draw the image regions that activate each prototype.
 
     Examples:
 
@@ -110,28 +109,28 @@ def explain_(
     from unimetric.analysis.explain import explain as run_
 
     numbers = _numbers_in(prototypes, "--prototypes", int)
-    for number, weight in run_(run, pictures, out=out, prototypes=numbers, count=count):
+    for number, weight in run_(run, images, out=out, prototypes=numbers, count=count):
         print(f"prototype {number:<4} mean weight {weight:.4f}")
     print(f"see {out}")
 
 
 def split(
-    dataset: Annotated[str, typer.Argument(help="A dataset, such as `cub200` or `pack(path='cub.pack')`.")],
-    out: Annotated[Path, typer.Option(help="The JSON file to write; a picture of the progression goes beside it.")],
+    dataset: Annotated[str, typer.Argument(help="Dataset spec string, such as `cub200` or `pack(path='cub.pack')`.")],
+    out: Annotated[Path, typer.Option(help="JSON file; a figure of the progression is saved next to it.")],
     settings: Settings = None,
-    backbone: Annotated[str, typer.Option(help="What makes the features.")] = "timm(name='resnet50.tv_in1k', pretrained=True)",
-    features: Annotated[Path | None, typer.Option(help="An .npz file of all rows' features: read if it is there, else written.")] = None,
-    swaps: Annotated[int, typer.Option(help="Classes exchanged a step; 1000 for SOP.", min=1)] = 2,
-    count: Annotated[int, typer.Option(help="Splits by exchanging, the first one included.", min=1)] = 25,
-    easier: Annotated[int, typer.Option(help="Splits towards an easier one; 1 for none.", min=1)] = 15,
-    removal: Annotated[bool, typer.Option(help="Go on by removing classes.")] = True,
-    code_removal: Annotated[bool, typer.Option("--code-removal", help="Remove as the authors' script does.")] = False,
-    plateau: Annotated[bool, typer.Option("--plateau", help="End exchanging when the distance no longer rises.")] = False,
-    choose: Annotated[int, typer.Option(help="How many to choose, evenly over the distances.", min=1)] = 9,
-    targets: Annotated[str, typer.Option(help="Distances to choose the nearest to instead, with commas.")] = "",
-    seed: Annotated[int, typer.Option(help="Of the random halves that stand for no shift.", min=0)] = 0,
+    backbone: Annotated[str, typer.Option(help="Backbone spec string of the features.")] = "timm(name='resnet50.tv_in1k', pretrained=True)",
+    features: Annotated[Path | None, typer.Option(help=".npz file with the features of all rows. Written if missing.")] = None,
+    swaps: Annotated[int, typer.Option(help="Classes swapped per step; 1000 for SOP.", min=1)] = 2,
+    count: Annotated[int, typer.Option(help="Number of splits by swapping, including the first.", min=1)] = 25,
+    easier: Annotated[int, typer.Option(help="Number of easier splits; 1 for none.", min=1)] = 15,
+    removal: Annotated[bool, typer.Option(help="Further splits by removing classes.")] = True,
+    code_removal: Annotated[bool, typer.Option("--code-removal", help="Removal order of the authors' script.")] = False,
+    plateau: Annotated[bool, typer.Option("--plateau", help="End of swapping when the distance stops rising.")] = False,
+    choose: Annotated[int, typer.Option(help="Number of splits to select, evenly over the distances.", min=1)] = 9,
+    targets: Annotated[str, typer.Option(help="Distances to approximate instead, separated by commas.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the random halves that define no shift.", min=0)] = 0,
 ) -> None:
-    """Make train-test splits of measured difficulty: ever further apart, by the Frechet distance of their classes (ooDML).
+    """Make train-test splits of increasing Frechet distance (ooDML).
 
     Examples:
 
@@ -143,10 +142,10 @@ def split(
     from unimetric.config import from_settings
     from unimetric.runs.display import Display
 
-    _beside(out)
+    _check_json_path(out)
     wanted = _numbers_in(targets, "--targets", float)
     if not all(map(math.isfinite, wanted)):
-        raise UnimetricError(f"cannot read `--targets {targets}`", f"write distances with commas: `--targets {_LIKE['--targets']}`")
+        raise UnimetricError(f"`--targets` must be finite distances, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | read_overrides(settings, split), "split")
     with Display() as display:
@@ -168,22 +167,22 @@ def split(
         made = str(features) if features is not None else config.backbone
         write_splits(out, splits, {"dataset": config.dataset, "features": made, "transform": config.transform})
         for number, entry in splits["splits"].items():
-            display.line(f"split {number}: {entry['key']:>5}  distance {entry['distance']:8.4g}  (wanted {entry['target']:.4g})")
-        display.line(f"{len(splits['history'])} splits; no shift would be {splits['no_shift']:.4g}; no harder after {splits['plateau']}")
+            display.line(f"split {number}: {entry['key']:>5}  distance {entry['distance']:8.4g}  (target {entry['target']:.4g})")
+        display.line(f"{len(splits['history'])} splits; without shift: {splits['no_shift']:.4g}; no harder split after {splits['plateau']}")
         display.line(f"train on one with: unimetric train CONFIG \"split=ood(path='{out}', split=1)\"; see {out.with_suffix('.png')}")
 
 
 def adapt(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     settings: Settings = None,
-    shots: Annotated[int, typer.Option(help="Pictures of each test class to learn from.", min=1)] = 5,
-    episodes: Annotated[int, typer.Option(help="How often, where they are drawn at random.", min=2)] = 10,
-    draw: Annotated[str, typer.Option(help="published, random, or auto: published where there are any.")] = "auto",
-    iterations: Annotated[int, typer.Option(help="Steps an episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
-    looks: Annotated[int, typer.Option(help="Random crops of each picture; 0 for its centre alone.", min=0)] = 16,
-    epoch: Annotated[str, typer.Option(help="Adapted weights: last or best.")] = "last",
-    with_replacement: Annotated[bool, typer.Option(help="Draw support batches with replacement.")] = True,
-    seed: Annotated[int, typer.Option(help="Of episodes, crops and batches.", min=0, max=2**32 - 1)] = 0,
+    shots: Annotated[int, typer.Option(help="Training images per test class.", min=1)] = 5,
+    episodes: Annotated[int, typer.Option(help="Number of episodes, if drawn at random.", min=2)] = 10,
+    draw: Annotated[str, typer.Option(help="Episodes: published, random, or auto (published if available).")] = "auto",
+    iterations: Annotated[int, typer.Option(help="Steps per episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
+    crops: Annotated[int, typer.Option(help="Random crops per image; 0 uses the center crop.", min=0)] = 16,
+    epoch: Annotated[str, typer.Option(help="Epoch of the weights: last or best.")] = "last",
+    with_replacement: Annotated[bool, typer.Option(help="Support batches drawn with replacement.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of episodes, crops and batches.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Fine-tune the last layer on a few images of each test class.
 
@@ -203,7 +202,7 @@ def adapt(
             episodes=episodes,
             draw=draw,
             iterations=iterations,
-            looks=looks,
+            looks=crops,
             epoch=epoch,
             with_replacement=with_replacement,
             seed=seed,
@@ -217,12 +216,12 @@ def adapt(
 
 def transfer(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    to: Annotated[list[str], typer.Option(help="A dataset to test on; may be given again.")],
+    to: Annotated[list[str], typer.Option(help="Dataset to test on. May be repeated.")],
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of each run).")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
 ) -> None:
-    """Test runs on datasets that they were not trained on.
+    """Evaluate runs on datasets that they were not trained on.
 
     Examples:
 
@@ -243,15 +242,15 @@ def transfer(
 
 
 def shift(
-    targets: Annotated[list[str], typer.Argument(help="Run folders, and .npz files of features of a network without training.")],
-    splits: Annotated[str, typer.Option(help="The file of splits, where runs do not name it.")] = "",
-    dataset: Annotated[str, typer.Option(help="What the features of an .npz file are of.")] = "",
+    targets: Annotated[list[str], typer.Argument(help="Run folders, and .npz files with features of pretrained networks.")],
+    splits: Annotated[str, typer.Option(help="File of splits, if the runs do not name one.")] = "",
+    dataset: Annotated[str, typer.Option(help="Dataset of the features of an .npz file.")] = "",
     metrics: Annotated[str, typer.Option(help="Metrics of the runs, separated by semicolons or as a TOML list.")] = "recall(k=1)",
-    structure: Annotated[str, typer.Option(help="Metrics of the training embeddings to set against the first one.")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="A setting as `key=value`, such as `device=cuda`.")] = None,
-    out: Annotated[Path, typer.Option(help="The JSON file to write; the figure goes beside it.")] = Path("shift.json"),
+    structure: Annotated[str, typer.Option(help="Metrics of the training embeddings to correlate with the first one.")] = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file; the figure is saved next to it.")] = Path("shift.json"),
 ) -> None:
-    """Compare runs over growing shifts: recall against distance, the aggregated score (AGS), and whether structure foretells it.
+    """Compare runs over increasing shifts, and compute their AGS.
 
     Examples:
 
@@ -261,7 +260,7 @@ def shift(
     """
     from unimetric.analysis.shift import draw_report, shift_report
 
-    _beside(out)
+    _check_json_path(out)
     texts, shapes = _specs(metrics), _specs(structure, "--structure")
     overrides = read_overrides(setting, shift)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
@@ -280,10 +279,12 @@ def shift(
 def ensemble(
     runs: Annotated[list[str], typer.Argument(help="Run folders, and settings as `key=value`.")],
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list.")] = "unified; harmonic; per_source",
-    normalise: Annotated[bool, typer.Option("--normalise", help="Bring the means to length one: neighbours by cosine.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the numbers.")] = None,
+    normalize: Annotated[
+        bool, typer.Option("--normalize", help="Mean embeddings scaled to unit length: cosine instead of Euclidean neighbors.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
 ) -> None:
-    """Measure several runs as one, by the mean of their embeddings, on all their datasets.
+    """Evaluate the mean embedding of several runs on all their datasets.
 
     Examples:
 
@@ -298,7 +299,7 @@ def ensemble(
         numbers = run(
             [word for word in runs if "=" not in word],
             metrics=_specs(metrics),
-            normalise=normalise,
+            normalise=normalize,
             progress=lambda done, total: display.step("embedding", done, total),
             **overrides,
         )
@@ -308,11 +309,11 @@ def ensemble(
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help="prompts, imbalance or keep.")],
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; one, or several for `keep`.")],
-    out: Annotated[Path, typer.Option(help="The PNG file.")],
+    kind: Annotated[str, typer.Argument(help="Figure: prompts, imbalance or keep.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folder; several for `keep`.")],
+    out: Annotated[Path, typer.Option(help="Output PNG file.")],
 ) -> None:
-    """Draw a figure of universal metric learning: prompts a dataset prefers, sizes of classes, recall by keep probability.
+    """Draw prompts, class sizes, or recall by keep probability.
 
     Examples:
 
@@ -326,8 +327,8 @@ def figure(
         keep.keep_probability(runs, out)
     elif kind in ("prompts", "imbalance"):
         if len(runs) != 1:
-            raise UnimetricError(f"`figure {kind}` is of one run", "name one run folder")
+            raise UnimetricError(f"`figure {kind}` requires one run folder, got {len(runs)}", "name one run folder")
         (prompts.prompt_preference if kind == "prompts" else imbalance.imbalance)(runs[0], out)
     else:
-        raise UnimetricError(f"there is no figure `{kind}`", closest(kind, ("prompts", "imbalance", "keep")))
+        raise UnimetricError(f"unknown figure `{kind}`", closest(kind, ("prompts", "imbalance", "keep")))
     print(out)

@@ -5,19 +5,54 @@ from __future__ import annotations
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from unimetric.errors import UnimetricError, closest
 
-Settings = Annotated[list[str] | None, typer.Argument(help="Settings as `key=value`, over those of the file.", show_default=False)]
+Settings = Annotated[list[str] | None, typer.Argument(help="Settings as `key=value`. They replace those of the file.", show_default=False)]
 
 
-def read_overrides(words: list[str] | None, verb: Any, *, axes: bool = False) -> dict[str, Any]:
-    """Settings by name; an option of the verb is none of them. Only a grid has `axes`, whose names are the user's own."""
+#: Earlier names of options, which keep working and are not in the help text.
+OLD_NAMES = {
+    "--looks": "--crops",
+    "--look": "--embed",
+    "--pictures": "--images",
+    "--no-pictures": "--no-images",
+    "--normalise": "--normalize",
+}
+
+
+class Command(TyperCommand):
+    """A command that accepts the earlier names of its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Replace earlier names before the arguments are parsed."""
+        known = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        for index, word in enumerate(args):
+            if word == "--":
+                break
+            name, equals, value = word.partition("=")
+            if OLD_NAMES.get(name) in known:
+                args[index] = OLD_NAMES[name] + equals + value
+        return super().parse_args(ctx, args)
+
+
+def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False) -> dict[str, Any]:
+    """Read settings as `key=value`, and raise an error for an option written as a setting.
+
+    Args:
+        words: Settings as typed.
+        command: Function of the command.
+        axes: Whether the settings are those of a grid, which may also name its axes.
+
+    Returns:
+        The settings by name.
+    """
     from unimetric.config import RunConfig, override
 
     found = dict(override(word) for word in words or [])
-    hints = get_type_hints(verb, include_extras=True)
+    hints = get_type_hints(command, include_extras=True)
     for key, value in found.items():
         if any(isinstance(mark, OptionInfo) for mark in getattr(hints.get(key), "__metadata__", ())):
             name = "--" + key.replace("_", "-")

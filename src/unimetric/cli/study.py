@@ -1,4 +1,4 @@
-"""Commands for many runs: `bench`, `tune`, `report`."""
+"""Commands for studies of many runs: `bench`, `tune`, `report`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from unimetric.errors import UnimetricError
 
 
 def bench(
-    grid: Annotated[Path, typer.Argument(help="A grid: a run's TOML file with lists for some settings.")],
+    grid: Annotated[Path, typer.Argument(help="Grid: TOML file of a run with lists for some settings, or its name in the package.")],
     settings: Settings = None,
-    out: Annotated[str, typer.Option(help="Where run folders go; default `runs/<grid>`. With --ray, any place of fsspec.")] = "",
-    ray: Annotated[str, typer.Option(help="Run on the Ray cluster at this address; `auto` finds it, `local` starts one.")] = "",
-    gpus: Annotated[float, typer.Option(help="With --ray: GPUs per run; 0.5 puts two runs on one.", min=0)] = 0.0,
-    cpus: Annotated[float, typer.Option(help="With --ray: cores per run.", min=0)] = 1.0,
+    out: Annotated[str, typer.Option(help="Folder of the run folders (default: `runs/<grid>`). With --ray, any fsspec URL.")] = "",
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster; `auto` finds a running one, `local` starts one.")] = "",
+    gpus: Annotated[float, typer.Option(help="With --ray: GPUs per run; 0.5 puts two runs on one GPU.", min=0)] = 0.0,
+    cpus: Annotated[float, typer.Option(help="With --ray: CPU cores per run.", min=0)] = 1.0,
     parallel: Annotated[str, typer.Option(help="Number of runs at once on this machine, or `auto`: as many as fit in its memory.")] = "1",
-    pictures: Annotated[bool, typer.Option(help="Keep what a report shows of each embedding.")] = True,
-    quiet: Annotated[bool, typer.Option(help="Show nothing.")] = False,
+    images: Annotated[bool, typer.Option(help="Neighbors and maps of each run for the report (`gallery.npz`).")] = True,
+    quiet: Annotated[bool, typer.Option(help="No output.")] = False,
 ) -> None:
     """Run every combination of a grid, or resume an interrupted study.
 
@@ -41,31 +41,35 @@ def bench(
     runs = read_grid(grid, **read_overrides(settings, bench, axes=True))
     at_once = read_parallel(parallel)
     if not ray and (gpus != 0.0 or cpus != 1.0):
-        raise UnimetricError("`--gpus` and `--cpus` are shares of a cluster's machines", "add `--ray auto`, or leave them out")
+        raise UnimetricError("`--gpus` and `--cpus` require `--ray`", "add `--ray auto`, or remove them")
     if ray and at_once != 1:
         raise UnimetricError(
             f"`--parallel` requires runs on this machine, got `--ray {ray}`", "remove `--parallel`; `--gpus 0.25` puts four runs on one GPU"
         )
     check_runs(runs, str(grid))
-    place = out or f"runs/{grid.stem}"
+    folder = out or f"runs/{grid.stem}"
     if ray:
-        states = study_on_ray(runs, place, address=ray, gpus=gpus, cpus=cpus, pictures=pictures, quiet=quiet)
+        states = study_on_ray(runs, folder, address=ray, gpus=gpus, cpus=cpus, pictures=images, quiet=quiet)
     else:
-        states = study(runs, place, parallel=at_once, pictures=pictures, quiet=quiet)
+        states = study(runs, folder, parallel=at_once, pictures=images, quiet=quiet)
     if "failed" in states.values():
         raise typer.Exit(1)
 
 
 def tune(
-    search: Annotated[Path, typer.Argument(help="A run's TOML file with `{names}` in its texts and their ranges in [search].")],
+    search: Annotated[Path, typer.Argument(help="TOML file of a run with `{names}` in some settings and their ranges in [search].")],
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Where run folders go; default `runs/<name of the search>`.")] = None,
-    trials: Annotated[int, typer.Option(help="Runs in all, those of earlier times among them.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Of the search.", min=0, max=2**32 - 1)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run folders (default: `runs/<search>`).")] = None,
+    trials: Annotated[int, typer.Option(help="Total number of trials, including finished ones.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
-    """Search for the best settings on validation classes, which are taken from the training classes; test classes decide nothing.
+    """Search hyperparameters on held-out validation classes.
 
-    Example: `unimetric tune glyphs_search --trials 20`
+    Validation classes are taken from the training classes. Test classes are not used.
+
+    Examples:
+
+    - `unimetric tune glyphs_search --trials 20`
     """
     from unimetric.config import load
     from unimetric.studies.tune import tune as run
@@ -79,28 +83,32 @@ def tune(
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run folders, folders of run folders, or places of fsspec.")],
-    out: Annotated[Path, typer.Option(help="The page to write; tables go beside it as .md, .csv and .tex.")] = Path("report.html"),
-    galleries: Annotated[int, typer.Option(help="Runs whose pictures are shown, best first.", min=0)] = 24,
-    look: Annotated[bool, typer.Option("--look", help="Embed the pictures of runs that left none.")] = False,
-    own_epochs: Annotated[bool, typer.Option("--own-epochs", help="Each metric at its own best epoch, as Roth et al. 2020.")] = False,
+    runs: Annotated[list[str], typer.Argument(help="Run folders, folders of run folders, or fsspec URLs.")],
+    out: Annotated[Path, typer.Option(help="HTML file; the tables are saved next to it as .md, .csv and .tex.")] = Path("report.html"),
+    galleries: Annotated[int, typer.Option(help="Number of runs with neighbors and maps, best first.", min=0)] = 24,
+    embed: Annotated[bool, typer.Option("--embed", help="Embedding of test images for runs without `gallery.npz`.")] = False,
+    own_epochs: Annotated[
+        bool, typer.Option("--own-epochs", help="Best epoch per metric on the test classes, as in Roth et al. 2020.")
+    ] = False,
 ) -> None:
-    """Make one page of many runs: tables, curves, shifts, spectra, neighbours, maps. It needs no network to be read.
+    """Write an HTML report with tables, curves, neighbors and maps.
+
+    The report is one file and loads nothing from the network.
 
     Examples:
 
     - `unimetric report runs/glyphs_losses --out report.html`
-    - `unimetric report runs/a runs/b --look`
+    - `unimetric report runs/a runs/b --embed`
     """
     from unimetric.report import report as write
     from unimetric.runs.storage import local_copies
 
     with local_copies(runs) as folders:
-        if look:
-            from unimetric.analysis.gallery import look_where_missing
+        if embed:
+            from unimetric.analysis.gallery import write_missing_galleries
 
-            look_where_missing(folders)
-        left_out = write(folders, out, galleries=galleries, own_epochs=own_epochs)
-    for folder, reason in left_out:
-        print(f"left out {folder}: {reason}", file=sys.stderr)
+            write_missing_galleries(folders)
+        skipped = write(folders, out, galleries=galleries, own_epochs=own_epochs)
+    for folder, reason in skipped:
+        print(f"skipped {folder}: {reason}", file=sys.stderr)
     print(f"see {out}")

@@ -25,13 +25,14 @@ def _is_setting(word: str) -> bool:
 
 def train(
     config: Annotated[
-        str | None, typer.Argument(help="A run's TOML file, or its name in the package; without one, the defaults.", show_default=False)
+        str | None,
+        typer.Argument(help="TOML file of a run, or the name of a config in the package (default: built-in settings).", show_default=False),
     ] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; default `runs/<id>`. An interrupted run goes on in it.")] = None,
-    quiet: Annotated[bool, typer.Option(help="Show nothing but the result.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: `runs/<id>`). An unfinished run there is resumed.")] = None,
+    quiet: Annotated[bool, typer.Option(help="Output of the result only.")] = False,
 ) -> None:
-    """Train a model, or go on with one that was interrupted.
+    """Train a model, or resume an interrupted run.
 
     Examples:
 
@@ -47,7 +48,7 @@ def train(
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
     for name, line in best.get("variants", {}).items():
         print(f"  {name}: best epoch {line['epoch']}: {_numbers(line)}")
-    print(f"see {folder}; measure more with: unimetric evaluate {folder}")
+    print(f"see {folder}; compute more metrics with: unimetric evaluate {folder}")
 
 
 def _numbers(line: dict[str, Any]) -> str:
@@ -55,10 +56,12 @@ def _numbers(line: dict[str, Any]) -> str:
 
 
 def check(
-    words: Annotated[list[str], typer.Argument(help="TOML files, and settings as `key=value`.", metavar="CONFIG|KEY=VALUE")],
-    data: Annotated[bool, typer.Option(help="Also read the datasets.")] = False,
+    words: Annotated[
+        list[str], typer.Argument(help="TOML files or names of configs, and settings as `key=value`.", metavar="CONFIG|KEY=VALUE")
+    ],
+    data: Annotated[bool, typer.Option(help="Reading of the datasets, too.")] = False,
 ) -> None:
-    """Check the settings of runs and whether their components fit together.
+    """Check the settings of runs and the fit of their components.
 
     Examples:
 
@@ -84,19 +87,21 @@ def check(
             print(f"{path}: good, {len(runs)} runs")
             continue
         config = load(path, **overrides)
-        place = path or "settings"
-        check_fit(config, place)
+        name = path or "settings"
+        check_fit(config, name)
         if data:
             read_table(config)
-        print(f"{place}: good, run {config.run_id}")
+        print(f"{name}: good, run {config.run_id}")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
 ) -> None:
-    """Train on letters, test on letters never seen: two minutes on a laptop, no download.
+    """Train on letters and test on new ones: two minutes, no download.
 
-    Example: `unimetric demo`
+    Examples:
+
+    - `unimetric demo`
     """
     from unimetric.training.demo import demo as run
 

@@ -1,11 +1,23 @@
-"""One file a dataset: `dataset(root=...) -> Table`. Readers share `_reading.py` and `_tabulate.py`.
+"""One file per dataset: `dataset(root=...) -> Table`.
 
-No picture is opened by a reader: a folder is listed once with `os.scandir`, and names decide what is a picture.
+A reader opens no image. It lists a folder once with `os.scandir` and recognizes images by their names.
 """
 
 from __future__ import annotations
 
-from unimetric.datasets._reading import SUFFIXES, columns, locate, matlab, need, pictures, place
-from unimetric.datasets._tabulate import Key, choice, divide, tabulate, without_singles
+from unimetric.spec import catalogue
 
-__all__ = ["SUFFIXES", "Key", "choice", "columns", "divide", "locate", "matlab", "need", "pictures", "place", "tabulate", "without_singles"]
+catalogue(
+    __name__,
+    SUFFIXES="unimetric.datasets._reading",
+    columns="unimetric.datasets._reading",
+    locate="unimetric.datasets._reading",
+    matlab="unimetric.datasets._reading",
+    need="unimetric.datasets._reading",
+    pictures="unimetric.datasets._reading",
+    place="unimetric.datasets._reading",
+    Key="unimetric.datasets._tabulate",
+    divide="unimetric.datasets._tabulate",
+    tabulate="unimetric.datasets._tabulate",
+    without_singles="unimetric.datasets._tabulate",
+)

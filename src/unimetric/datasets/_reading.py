@@ -1,4 +1,4 @@
-"""What readers of datasets share: where files are, and how lists and annotations are read."""
+"""Find the files of a dataset, and read lists and annotations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from unimetric.errors import UnimetricError
 
-#: What counts as a picture, by the end of its name in any case.
+#: Endings of image names, compared without case.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def place(root: str) -> Path:
-    """Where a root points to: the environment variable `UNIMETRIC_DATA` replaces a leading `data`, and `~` is the home folder.
+    """Resolve a root: `UNIMETRIC_DATA` replaces a leading `data`, and `~` is the home folder.
 
-    >>> place("pictures/shoes").as_posix()
-    'pictures/shoes'
+    >>> place("photos/shoes").as_posix()
+    'photos/shoes'
     """
     path = Path(root).expanduser()
     elsewhere = os.environ.get("UNIMETRIC_DATA")
@@ -29,12 +29,12 @@ def place(root: str) -> Path:
 
 
 def locate(root: str, name: str, layout: str = "") -> Path:
-    """The folder of a dataset, or an error that says what should be there.
+    """Return the folder of a dataset, or raise an error that describes its expected content.
 
     Args:
-        root: the folder as it was written; see `place`.
-        name: the dataset, for the error.
-        layout: what the folder should hold, for the error.
+        root: Folder as written in the configuration; see `place`.
+        name: Name of the dataset, for the error.
+        layout: Expected content of the folder, for the error.
     """
     folder = place(root)
     if folder.is_dir():
@@ -42,11 +42,11 @@ def locate(root: str, name: str, layout: str = "") -> Path:
     state = "is not a folder" if folder.exists() else "does not exist"
     holds = f" (it holds {layout})" if layout else ""
     move = ", or set UNIMETRIC_DATA to the folder that holds it" if Path(root).parts[:1] == ("data",) else ""
-    raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds}, write `{name}(root='...')`{move}")
+    raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds}, use `{name}(root='...')`{move}")
 
 
 def need(folder: Path, *places: str, layout: str) -> Path:
-    """The first of several places in a folder where something is; an error that names the first place where none is."""
+    """Return the first existing one of several paths in a folder, or raise an error with the first."""
     for here in places:
         if (folder / here).exists():
             return folder / here
@@ -54,17 +54,19 @@ def need(folder: Path, *places: str, layout: str) -> Path:
 
 
 def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
-    """Lines of a text file, cut at white space into columns and turned into `int`, `str`, ...; the last column takes the rest of a line.
+    """Read a text file of columns separated by white space, and convert them to `int`, `str`, ...
+
+    The last column takes the rest of a line.
 
     Args:
-        path: the file.
-        kinds: one function a column.
-        header: how many lines to pass over.
+        path: Path of the file.
+        kinds: One conversion function per column.
+        header: Number of lines to skip.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnimetricError(f"cannot read `{path}`: {error}", "fetch the file again") from None
+        raise UnimetricError(f"cannot read `{path}`: {error}", "download the file again") from None
     rows = []
     for number, line in enumerate(lines[header:], header + 1):
         if not line.strip():
@@ -79,23 +81,23 @@ def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[t
 
 
 def matlab(path: Path, *keys: str) -> list[np.ndarray]:
-    """Variables of a .mat file, flat."""
+    """Read variables of a .mat file as flat arrays."""
     from scipy.io import loadmat
 
     try:
         found = loadmat(str(path), variable_names=list(keys))
-    except Exception as error:  # scipy raises a dozen kinds for a file that is broken
+    except Exception as error:  # scipy raises many types for a broken file
         raise UnimetricError(
-            f"cannot read `{path}`: {error}", "fetch the file again; it should be a MATLAB file of version 7.2 or older"
+            f"cannot read `{path}`: {error}", "download the file again; it should be a MATLAB file of version 7.2 or older"
         ) from None
     for key in keys:
         if key not in found:
-            raise UnimetricError(f"`{path}` has no variable `{key}`", "fetch the official file again")
+            raise UnimetricError(f"`{path}` has no variable `{key}`", "download the official file again")
     return [found[key].ravel() for key in keys]
 
 
 def pictures(folder: Path) -> list[str]:
-    """Every picture below a folder, relative to it and sorted; hidden files and folders are passed over."""
+    """List every image below a folder, relative to it and sorted, without hidden files and folders."""
     names, waiting = [], [""]
     while waiting:
         inner = waiting.pop()

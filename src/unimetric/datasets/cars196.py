@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from unimetric.datasets._reading import locate, matlab, need
 from unimetric.datasets._tabulate import tabulate
@@ -15,17 +16,21 @@ LAYOUT = (
 )
 
 
-def cars196(*, root: str = "data/cars196", on_missing: str = "error") -> Table:
-    """3D object representations for fine-grained categorization (Krause et al., 3DRR 2013); division of Oh Song et al. (CVPR 2016).
+def cars196(*, root: str = "data/cars196", on_missing: Literal["error", "skip"] = "error") -> Table:
+    """Cars196: makes and models of cars, with the split of Oh Song et al. (CVPR 2016).
 
-        classes 1-98 train (8,054 pictures), 99-196 test (8,131)
+        classes 1-98 train (8,054 images), 99-196 test (8,131)
 
-    Both official downloads are read: pictures in `cars_train/` and `cars_test/` with the devkit, or all in `car_ims/`. The test labels
-    came later, as `cars_test_annos_withlabels.mat`, which may lie beside the devkit or in it. The two name their pictures differently.
+    Both official downloads are read: images in `cars_train/` and `cars_test/` with the devkit, or
+    all in `car_ims/`. The test labels were published later, as `cars_test_annos_withlabels.mat`,
+    next to the devkit or in it. The two downloads name their images differently.
+
+    Reference:
+        3D object representations for fine-grained categorization (Krause et al., 3DRR 2013).
 
     Args:
-        root: the official folder.
-        on_missing: `error` where a listed picture is absent, or `skip` it.
+        root: Official folder.
+        on_missing: What to do if a listed image is missing: `error`, or `skip` it.
     """
     folder = locate(root, "cars196", LAYOUT)
     if (folder / "car_ims").is_dir():
@@ -51,8 +56,8 @@ def _annotations(file: Path, name: str, folder: Path) -> tuple[list[str], list[i
     (rows,) = matlab(file, "annotations")
     for field in (name, "class"):
         if field not in (rows.dtype.names or ()):
-            # The devkit's own cars_test_annos.mat is the usual culprit: it has boxes and no classes.
+            # The usual cause is cars_test_annos.mat of the devkit, which has boxes but no classes.
             raise UnimetricError(
-                f"`{file}` has no `{field}`", "take the official file that has labels; for the test part it ends in `_withlabels.mat`"
+                f"`{file}` has no `{field}`", "use the official file with labels; for the test part it ends in `_withlabels.mat`"
             )
     return [f"{folder}/{value.item()}" for value in rows[name]], [int(value.item()) for value in rows["class"]]

@@ -1,11 +1,13 @@
-"""A table of your own: a csv file with one line a picture."""
+"""Your own table: a csv file with one line per image."""
 
 from __future__ import annotations
 
 import os
 from csv import DictReader, Error
 from pathlib import Path
+from typing import Literal
 
+from unimetric.arguments import Fraction
 from unimetric.datasets._reading import SUFFIXES, place
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
@@ -16,24 +18,35 @@ TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0"
 
 
 def csv(
-    *, file: str, train: float | str | None = None, on_missing: str = "error", on_single: str = "error", name: str | None = None
+    *,
+    file: str,
+    train: Fraction | str | None = None,
+    on_missing: Literal["error", "skip"] = "error",
+    on_single: Literal["error", "skip"] = "error",
+    name: str | None = None,
 ) -> Table:
-    """A csv file: the columns of open-metric-learning (OML-Team), or plain `path,label`; halves as in Oh Song et al. (CVPR 2016).
+    """Csv file with the columns of open-metric-learning, or plain `path,label`.
 
-        path,label                                  the first half of the sorted labels trains, the rest tests
-        label,path,split,is_query,is_gallery        split: train, or validation (or test) for what is tested on
+        path,label                              the first half of the sorted labels trains, the rest tests
+        label,path,split,is_query,is_gallery    split: train, or validation (or test) for test images
 
-    Paths are relative to the csv file. `is_query` and `is_gallery` may be absent or, as for training pictures, empty; then all test
-    pictures ask and answer. Training pictures always may. Other columns are passed over, and pictures are not cropped to the boxes
-    `x_1, x_2, y_1, y_2`, so that a picture may stand in one line only.
+    Paths are relative to the csv file. `is_query` and `is_gallery` may be missing or, as for
+    training images, empty; then all test images are queries and gallery items. Training images
+    always are. Other columns are ignored. Images are not cropped to the boxes `x_1, x_2, y_1, y_2`,
+    so an image may be listed only once.
+
+    Reference:
+        open-metric-learning (OML-Team); halves as in Oh Song et al. (CVPR 2016).
 
     Args:
-        file: the csv file.
-        train: which labels train, in place of the column `split`: a share of the sorted labels (0.5 is the first half, rounded up), or
-            a text file beside the csv file with one label a line.
-        on_missing: `error` where a listed picture is absent, or `skip` it.
-        on_single: `error` where a class has one picture only, or `skip` the class; one that only answers may be alone.
-        name: what to call the dataset; by default as the file is called.
+        file: Path of the csv file.
+        train: Training labels, instead of the column `split`: a fraction of the sorted labels (0.5
+            is the first half, rounded up), or a text file next to the csv file with one label per
+            line.
+        on_missing: What to do if a listed image is missing: `error`, or `skip` it.
+        on_single: What to do if a class has only one image: `error`, or `skip` the class. A class
+            that is only in the gallery may have one.
+        name: Name of the dataset. Defaults to the name of the file.
     """
     source = place(file)
     rows = _rows(source)
@@ -42,26 +55,18 @@ def csv(
     paths, labels, parts = [], [], []
     seen: dict[str, int] = {}
     for number, row in rows:
-        if None in row:
-            raise UnimetricError(f"`{source}`, line {number}: more values than columns", "put a value that holds a comma in double quotes")
-        path, label = (row["path"] or "").strip(), (row["label"] or "").strip()
-        if not path or not label:
-            raise UnimetricError(f"`{source}`, line {number}: no {'label' if path else 'path'}", "every line needs a path and a label")
-        if not path.lower().endswith(SUFFIXES):
-            raise UnimetricError(
-                f"`{source}`, line {number}: `{path}` is no picture by its name", "a picture ends in " + " ".join(SUFFIXES)
-            )
+        path, label = _path_and_label(source, number, row)
         path = os.path.normpath(base / path)
         if seen.setdefault(path, number) != number:
             raise UnimetricError(
-                f"`{source}`, line {number}: `{path}` stands in line {seen[path]} too",
-                "name a picture once: it would find itself; where a line is a box in a picture, crop the boxes to files first",
+                f"`{source}`, line {number}: `{path}` is listed in line {seen[path]} already",
+                "list an image once, because it would find itself; if a line is a box in an image, crop the boxes to files first",
             )
         paths.append(path)
         labels.append(label)
         part = (row.get("split") or "").strip().lower()
         if "split" in row and train is None and part not in PARTS:
-            raise UnimetricError(f"`{source}`, line {number}: the split is `{part}`", closest(part, PARTS))
+            raise UnimetricError(f"`{source}`, line {number}: unknown split `{part}`", closest(part, PARTS))
         parts.append(PARTS.get(part, False))
     class_names = sorted(set(labels), key=_order)
     if not rows or "split" not in rows[0][1] or train is not None:
@@ -73,9 +78,11 @@ def csv(
 
 
 def _rows(source: Path) -> list[tuple[int, dict[str, str | None]]]:
-    """The lines of a csv file by the names of its columns, each with its number."""
+    """Read the lines of a csv file as dictionaries by column name, each with its line number."""
     if not source.is_file():
-        raise UnimetricError(f"csv: the file `{source}` does not exist", "write `csv(file='...')`, a file with the columns path,label")
+        raise UnimetricError(
+            f"csv: the file `{source}` does not exist", "use `csv(file='...')` with a file that has the columns path,label"
+        )
     try:
         with source.open(encoding="utf-8-sig", newline="") as stream:
             reader = DictReader(stream)
@@ -87,8 +94,24 @@ def _rows(source: Path) -> list[tuple[int, dict[str, str | None]]]:
         raise UnimetricError(f"cannot read `{source}`: {error}", "save it as a csv file in UTF-8") from None
 
 
+def _path_and_label(source: Path, number: int, row: dict[str, str | None]) -> tuple[str, str]:
+    """Return the checked path and label of a line."""
+    if None in row:
+        raise UnimetricError(f"`{source}`, line {number}: more values than columns", "put a value that holds a comma in double quotes")
+    path, label = (row["path"] or "").strip(), (row["label"] or "").strip()
+    if not path or not label:
+        missing = "label" if path else "path"
+        raise UnimetricError(f"`{source}`, line {number}: the {missing} is missing", "every line needs a path and a label")
+    if not path.lower().endswith(SUFFIXES):
+        raise UnimetricError(
+            f"`{source}`, line {number}: the name of an image must have a known ending, got `{path}`",
+            "use a file that ends in " + " ".join(SUFFIXES),
+        )
+    return path, label
+
+
 def _order(label: str) -> tuple[int, int, str]:
-    """Numbers by value, before words: 2 comes before 10."""
+    """Return a sort key: numbers by value, before words, so that 2 comes before 10."""
     return (0, int(label), label) if label.isdecimal() else (1, 0, label)
 
 
@@ -96,7 +119,7 @@ def _roles(source: Path, rows: list[tuple[int, dict[str, str | None]]], train: l
     values = [(row.get(column) or "").strip().lower() for _, row in rows]
     for (number, row), value in zip(rows, values, strict=True):
         if value not in TRUTH:
-            raise UnimetricError(f"`{source}`, line {number}: `{column}` is `{row[column]}`", "write True or False")
-    # A column that is empty wherever it could matter says nothing, which is not the same as nobody.
-    silent = not any(value and not trains for value, trains in zip(values, train, strict=True))
-    return [trains or silent or TRUTH[value] for value, trains in zip(values, train, strict=True)]
+            raise UnimetricError(f"`{source}`, line {number}: `{column}` must be True or False, got `{row[column]}`", "use True or False")
+    # A column that is empty for all test images is a missing column, not a column of False.
+    empty = not any(value and not trains for value, trains in zip(values, train, strict=True))
+    return [trains or empty or TRUTH[value] for value, trains in zip(values, train, strict=True)]

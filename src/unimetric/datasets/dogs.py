@@ -1,26 +1,33 @@
-"""Stanford Dogs: breeds, pictures of ImageNet."""
+"""Stanford Dogs: dog breeds, with images of ImageNet."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from unimetric.datasets._reading import locate, matlab, need, pictures
 from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
 
-LAYOUT = "Images/ with one folder a breed, such as n02085620-Chihuahua/, and best also file_list.mat (or lists/file_list.mat)"
+LAYOUT = "Images/ with one folder per breed, such as n02085620-Chihuahua/, and best also file_list.mat (or lists/file_list.mat)"
 
 
-def dogs(*, root: str = "data/dogs", on_missing: str = "error") -> Table:
-    """Novel dataset for fine-grained image categorization: Stanford Dogs (Khosla et al., FGVC workshop at CVPR 2011).
+def dogs(*, root: str = "data/dogs", on_missing: Literal["error", "skip"] = "error") -> Table:
+    """Stanford Dogs: 120 dog breeds.
 
-        breeds 1-60 train (10,651 pictures), 61-120 test (9,929)
+        breeds 1-60 train (10,651 images), 61-120 test (9,929)
 
-    in the order of `file_list.mat`, the division of PUMA (Kim et al., 2023). Without that file the folders of `Images/` are read in
-    sorted order, which is the same. In the official download 37 pictures stand in two breeds; it is read as it is.
+    The split is that of PUMA (Kim et al., 2023), in the order of `file_list.mat`. Without that
+    file, the folders of `Images/` are read in sorted order, which is the same. In the official
+    download, 37 images are in two breeds; they are read as they are.
+
+    Reference:
+        Novel dataset for fine-grained image categorization: Stanford Dogs (Khosla et al., FGVC
+        workshop at CVPR 2011).
 
     Args:
-        root: the official folder.
-        on_missing: `error` where a listed picture is absent, or `skip` it.
+        root: Official folder.
+        on_missing: What to do if a listed image is missing: `error`, or `skip` it.
     """
     folder = locate(root, "dogs", LAYOUT)
     images = need(folder, "Images", layout=LAYOUT)
@@ -29,11 +36,14 @@ def dogs(*, root: str = "data/dogs", on_missing: str = "error") -> Table:
         files, labels = matlab(lists[0], "file_list", "labels")
         paths, keys = [str(file.item()) for file in files], [int(label) for label in labels]
         if len(paths) != len(keys):
-            raise UnimetricError(f"`{lists[0]}` has {len(paths)} pictures and {len(keys)} labels", "fetch the file again")
+            raise UnimetricError(
+                f"`{lists[0]}` must have one label per image, got {len(paths)} images and {len(keys)} labels", "download the file again"
+            )
     else:
         paths = [path for path in pictures(images) if path.count("/") == 1]
-        breeds = {breed: number for number, breed in enumerate(sorted({path.split("/")[0] for path in paths}), 1)}
-        if len(breeds) != 120:  # the division counts breeds, so one that lacks would move the rest
+        found = sorted({path.split("/")[0] for path in paths})
+        breeds = {breed: number for number, breed in enumerate(found, 1)}
+        if len(breeds) != 120:  # the split counts breeds, so a missing one would shift the rest
             raise UnimetricError(f"`{images}` has {len(breeds)} breeds instead of 120", "complete it, or add the official `file_list.mat`")
         keys = [breeds[path.split("/")[0]] for path in paths]
     names = {key: path.split("/")[0] for key, path in sorted(zip(keys, paths, strict=True))}

@@ -1,6 +1,8 @@
-"""Flowers-102: flowers that are common in Britain."""
+"""Flowers-102: flowers common in Britain."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from unimetric.datasets._reading import locate, matlab, need
 from unimetric.datasets._tabulate import tabulate
@@ -9,17 +11,22 @@ from unimetric.images.table import Table
 LAYOUT = "imagelabels.mat and jpg/"
 
 
-def flowers102(*, root: str = "data/flowers102", on_missing: str = "error") -> Table:
-    """Automated flower classification over a large number of classes (Nilsback and Zisserman, ICVGIP 2008).
+def flowers102(*, root: str = "data/flowers102", on_missing: Literal["error", "skip"] = "error") -> Table:
+    """Flowers-102: flowers common in Britain.
 
-        classes 1-51 train (3,493 pictures), 52-102 test (4,696)
+        classes 1-51 train (3,493 images), 52-102 test (4,696)
 
-    The division is that of PUMA (Kim et al., 2023) and takes all pictures; the official `setid.mat` divides every class in three and is
-    not read. The files have no names of flowers, so a class is called by its number.
+    The split is that of PUMA (Kim et al., 2023) and uses all images. The official `setid.mat`
+    divides every class into three parts and is not read. The files contain no flower names, so a
+    class is named by its number.
+
+    Reference:
+        Automated flower classification over a large number of classes (Nilsback and Zisserman,
+        ICVGIP 2008).
 
     Args:
-        root: the official folder.
-        on_missing: `error` where a listed picture is absent, or `skip` it.
+        root: Official folder.
+        on_missing: What to do if a listed image is missing: `error`, or `skip` it.
     """
     folder = locate(root, "flowers102", LAYOUT)
     (labels,) = matlab(need(folder, "imagelabels.mat", layout=LAYOUT), "labels")

@@ -1,4 +1,4 @@
-"""The embedded default: characters of eight blocks, as the typefaces that matplotlib ships draw them. No download."""
+"""The default dataset: characters of eight Unicode blocks in the fonts of matplotlib. No download."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import unicodedata
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
+from unimetric.arguments import Range
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.pack import Pack
 from unimetric.images.packing import write
 from unimetric.images.table import Table
 
-_RULES = 1  # raise it when anything below changes what is drawn: the cached file's name depends on it
+_RULES = 1  # increase it if the drawings change: it is part of the name of the cached file
 _BLOCKS = {
     "latin": range(0x0021, 0x0250),
     "greek": range(0x0370, 0x0400),
@@ -30,59 +32,81 @@ _BLOCKS = {
     "operators": range(0x2200, 0x2300),
     "shapes": range(0x25A0, 0x2600),
 }
-_LEAST = 8  # faces that hold a character, and pictures of a class
-_CANVAS, _EM, _BASELINE = 96, 64, 70  # pixels of a drawing before it is turned and shrunk
-# The Adobe list gives these names to characters that only look the same (ohm, increment), or to none.
+_LEAST = 8  # minimum number of fonts with a character, and of images of a class
+_CANVAS, _EM, _BASELINE = 96, 64, 70  # pixels of a drawing before it is rotated and downscaled
+# The Adobe list maps these names to characters that look the same (ohm, increment), or to none.
 _NAMED = {"Omega": 0x03A9, "Delta": 0x0394, "dotlessj": 0x0237}
 
-Drawings = dict[int, dict[str, np.ndarray]]  # character -> face -> (96, 96) uint8, ink is light
+Drawings = dict[int, dict[str, np.ndarray]]  # character -> font -> (96, 96) uint8, white on black
 
 
-def glyphs(*, blocks: str | list[str] = "all", size: int = 32, jitter: float = 1.0) -> Table:
-    """Characters as classes, typefaces as their instances, Unicode blocks as datasets of their own; our own dataset, after Omniglot's idea
-    (Lake et al., Science 2015) of many classes with few drawings each.
+def glyphs(
+    *,
+    blocks: str | Annotated[list[str], Range(1)] = "all",
+    size: Annotated[int, Range(8, 96)] = 32,
+    jitter: Annotated[float, Range(0, 4)] = 1.0,
+) -> Table:
+    """Characters as classes, fonts as their instances, and Unicode blocks as datasets.
 
-    A face holds a character if its glyph bears that character's name (Computer Modern keeps other glyphs under Latin codes) and has ink
-    that fits the canvas. A character that fewer than 8 faces hold is left out. A drawing that two faces share to the last pixel counts
-    once. A class with fewer than 8 drawings has each of them as often as it takes, turned, shifted and scaled differently.
+    A font has a character if its glyph has the name of that character and its drawing is nonempty
+    and fits the canvas. (Computer Modern stores other glyphs under Latin codes.) A character in
+    fewer than 8 fonts is skipped. A drawing that is pixel-identical in two fonts counts once. A
+    class with fewer than 8 drawings repeats each as often as needed, with different rotation, shift
+    and scale.
 
-    Look-alikes are one class: two characters look alike in a face if their drawings, 64 pixels to the em, centred and on the same
-    baseline, differ nowhere by a patch of 2 x 2 pixels; a character that looks like an earlier one (in the order of the blocks, then of the
-    codes) in at least half of the faces that hold both is left out. So A is Latin, and neither Greek nor Cyrillic.
+    Look-alikes form one class. Two characters look alike in a font if their drawings nowhere differ
+    by a patch of 2 x 2 pixels. They are drawn at 64 pixels per em, centered and on the same
+    baseline. A character is skipped if it looks like an earlier one (in the order of the blocks,
+    then of the codes) in at least half of the fonts that have both. So A is Latin, and neither
+    Greek nor Cyrillic.
 
-    Half of each block's classes are for training, every other one in the order of a hash, so that both halves are alike.
-    Drawn once into a pack in the folder `UNIMETRIC_CACHE` (default: the user's cache folder), the same bytes every time, dark on white.
+    Half of the classes of each block are for training: every other one in the order of a hash, so
+    that both halves are similar. Images are drawn once, dark on white, into a pack in the folder
+    `UNIMETRIC_CACHE` (default: the cache folder of the user). The pack is deterministic.
+
+    Reference:
+        A dataset of Unimetric; many classes with few drawings each, as in Omniglot (Lake et al.,
+        Science 2015).
 
     Args:
-        blocks: `all`, one block or a list of blocks: `latin greek cyrillic armenian georgian arrows operators shapes`.
-        size: pixels a side, at most 96.
-        jitter: how much drawings are turned (at 1, up to 8 degrees), scaled (10 %) and shifted (5 % of the side); 0 for not at all.
+        blocks: `all`, one block or a list of blocks: `latin greek cyrillic armenian georgian arrows
+            operators shapes`.
+        size: Side of the images in pixels, at most 96.
+        jitter: Strength of rotation (at 1, up to 8 degrees), scaling (10 %) and shift (5 % of the
+            side). 0 disables them.
     """
-    chosen = list(_BLOCKS) if blocks == "all" else [str(block) for block in blocks] if isinstance(blocks, list | tuple) else [str(blocks)]
+    chosen = _list_blocks(blocks)
     for block in chosen:
         if block not in _BLOCKS:
             raise UnimetricError(f"glyphs has no block `{block}`", closest(block, _BLOCKS))
-    if not chosen:
-        raise UnimetricError("glyphs has no pictures without a block", 'write `blocks="all"`')
-    if not 8 <= size <= _CANVAS or not 0 <= jitter <= 4:
-        raise UnimetricError(f"glyphs(size={size}, jitter={jitter}) is out of range", f"size is 8 to {_CANVAS}, jitter 0 to 4")
     path = _cached(size, jitter)
     try:
         table = Pack.open(path).table
-    except UnimetricError:  # not there yet, or broken: drawn anew
-        hint = "set UNIMETRIC_CACHE to a folder that can be written to, with room for about 50 MB"
+    except UnimetricError:  # missing or broken: draw it again
+        hint = "set UNIMETRIC_CACHE to a writable folder with about 50 MB of free space"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # now, rather than after all is drawn
+            path.parent.mkdir(parents=True, exist_ok=True)  # fail before drawing
             table = draw(path, size=size, jitter=jitter).table
         except OSError as error:
-            raise UnimetricError(f"{path.parent}: cannot be made ({error.strerror})", hint) from None
+            raise UnimetricError(f"{path.parent}: cannot be created ({error.strerror})", hint) from None
         except UnimetricError as error:
             raise UnimetricError(error.message, hint) from None
     return _only(table, [block for block in _BLOCKS if block in chosen])
 
 
+def _list_blocks(blocks: str | list[str]) -> list[str]:
+    if blocks == "all":
+        return list(_BLOCKS)
+    if isinstance(blocks, list | tuple):
+        return [str(block) for block in blocks]
+    return [str(blocks)]
+
+
 def _cached(size: int, jitter: float) -> Path:
-    """Where the drawings lie. What draws them is part of the name: another version of it may draw a pixel differently."""
+    """Return the path of the cached pack.
+
+    Its name contains the versions of the drawing libraries, because another version may draw a pixel differently.
+    """
     if sys.platform == "darwin":
         system = "~/Library/Caches"
     elif sys.platform == "win32":
@@ -99,7 +123,7 @@ def _cached(size: int, jitter: float) -> Path:
 
 
 def _only(table: Table, blocks: list[str]) -> Table:
-    """The rows of some blocks, with classes and sources numbered anew."""
+    """Return the rows of some blocks, with classes and sources renumbered."""
     sources = [table.source_names.index(block) for block in blocks]
     part = table.take(np.isin(table.source, sources))
     classes, labels = np.unique(part.labels, return_inverse=True)
@@ -113,15 +137,15 @@ def _only(table: Table, blocks: list[str]) -> Table:
 
 
 def draw(path: Path, *, size: int, jitter: float) -> Pack:
-    """Draw everything into a pack.
+    """Draw all images into a pack.
 
     Args:
-        path: the file to write.
-        size: pixels a side.
-        jitter: how much drawings are turned, scaled and shifted.
+        path: File to write.
+        size: Side of the images in pixels.
+        jitter: Strength of rotation, scaling and shift.
     """
     drawings = _drawings()
-    pictures: dict[str, tuple[np.ndarray, str]] = {}
+    images: dict[str, tuple[np.ndarray, str]] = {}
     names, labels, source, train = [], [], [], []
     alike = look_alikes(drawings)
     block_of = {character: number for number, block in enumerate(_BLOCKS.values()) for character in block}
@@ -130,28 +154,31 @@ def draw(path: Path, *, size: int, jitter: float) -> Pack:
     for label, character in enumerate(classes):
         for face, turn in instances(drawings[character], jitter):
             name = f"{list(_BLOCKS)[block_of[character]]}/U+{character:04X}/{face}-{turn}"
-            pictures[name] = (drawings[character][face], f"{character} {face} {turn}")
+            images[name] = (drawings[character][face], f"{character} {face} {turn}")
             labels.append(label)
             source.append(block_of[character])
             train.append(character in trained)
         names.append(f"U+{character:04X} {unicodedata.name(chr(character))}")
     table = Table(
-        paths=tuple(pictures),
+        paths=tuple(images),
         labels=np.array(labels),
         class_names=tuple(names),
         train=np.array(train),
         source=np.array(source),
         source_names=tuple(_BLOCKS),
     )
-    return write(path, table, short_side=None, encoding="raw", workers=1, read=lambda name: _jittered(*pictures[name], size, jitter))
+    return write(path, table, short_side=None, encoding="raw", workers=1, read=lambda name: _jittered(*images[name], size, jitter))
 
 
 def instances(by_face: dict[str, np.ndarray], jitter: float) -> list[tuple[str, int]]:
-    """The pictures of a class: (face, turn), without faces that draw what an earlier one draws, and with turns enough to make 8.
+    """Return the images of a class as (face, turn).
+
+    Fonts that repeat the drawing of an earlier one are skipped, and there are enough turns for 8
+    images.
 
     Args:
-        by_face: what each face draws.
-        jitter: without it all turns would be the same, so there is one.
+        by_face: Drawing of each font.
+        jitter: Strength of the jitter. At 0, all turns would be equal, so there is one.
     """
     first: dict[bytes, str] = {}
     for face, drawing in by_face.items():
@@ -161,12 +188,12 @@ def instances(by_face: dict[str, np.ndarray], jitter: float) -> list[tuple[str, 
 
 
 def _halves(characters: list[int]) -> list[int]:
-    """Every other character in the order of a hash."""
+    """Return every other character in the order of a hash."""
     return sorted(characters, key=lambda character: hashlib.sha256(str(character).encode()).digest())[::2]
 
 
 def _drawings() -> Drawings:
-    """Every character of the blocks that at least 8 faces hold, in the order of the blocks, as each face draws it."""
+    """Draw every character that at least 8 fonts have, in the order of the blocks."""
     import matplotlib
     from fontTools.ttLib import TTFont
 
@@ -175,7 +202,7 @@ def _drawings() -> Drawings:
     held: dict[int, dict[str, str]] = {character: {} for character in wanted}
     files = {}
     for file in sorted(Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")):
-        if file.name.startswith("LastResort"):  # it draws the name of the block for every character there is
+        if file.name.startswith("LastResort"):  # this font draws the name of the block for every character
             continue
         files[file.stem] = file
         for code, name in sorted(TTFont(file, lazy=True).getBestCmap().items()):
@@ -184,7 +211,7 @@ def _drawings() -> Drawings:
                 held[character].setdefault(file.stem, chr(code))
     drawings: Drawings = {character: {} for character in wanted}
     for face, file in files.items():
-        # The basic layout: one glyph for one code, whatever shaping library is at hand.
+        # The basic layout draws one glyph per code, whatever shaping library is installed.
         font = ImageFont.truetype(file, _EM, layout_engine=ImageFont.Layout.BASIC)
         for character in wanted:
             if len(held[character]) >= _LEAST and face in held[character]:
@@ -195,7 +222,7 @@ def _drawings() -> Drawings:
 
 
 def _character(name: str) -> int | None:
-    """The character that a glyph's name stands for."""
+    """Return the character that the name of a glyph denotes."""
     from fontTools.agl import toUnicode
 
     text = toUnicode(name)
@@ -203,7 +230,7 @@ def _character(name: str) -> int | None:
 
 
 def _drawing(font: ImageFont.FreeTypeFont, text: str) -> np.ndarray | None:
-    """A glyph, centred by its ink and on the baseline; nothing if it has no ink, or not enough room."""
+    """Draw a glyph on the baseline, horizontally centered, or return None if it is empty or too large."""
     left, top, right, bottom = (int(edge) for edge in font.getbbox(text, anchor="ls"))
     if right - left > _CANVAS or top + _BASELINE < 0 or bottom + _BASELINE > _CANVAS:
         return None
@@ -214,10 +241,14 @@ def _drawing(font: ImageFont.FreeTypeFont, text: str) -> np.ndarray | None:
 
 
 def _jittered(drawing: np.ndarray, key: str, size: int, jitter: float) -> np.ndarray:
-    """Turned, scaled and shifted by what the key's hash says, shrunk to its size, dark on white; (S, S) uint8."""
+    """Rotate, scale and shift a drawing by the hash of the key, and downscale it, dark on white.
+
+    Shape:
+        drawing (96, 96) uint8 -> image (S, S) uint8
+    """
     turn, scale, across, down = (np.frombuffer(hashlib.sha256(key.encode()).digest(), "<u4")[:4] / 2**31 - 1.0) * jitter
     angle, scale = math.radians(8 * turn), 1 + 0.1 * scale
-    # The drawing is sampled four times for each pixel of the picture: out to in, about the centre of both.
+    # The matrix maps output to input coordinates about both centers, with four samples per pixel.
     step = _CANVAS / (2 * size)
     a, b = step * math.cos(angle) / scale, step * math.sin(angle) / scale
     x, y = size * (1 + 0.1 * across), size * (1 + 0.1 * down)
@@ -227,10 +258,10 @@ def _jittered(drawing: np.ndarray, key: str, size: int, jitter: float) -> np.nda
 
 
 def look_alikes(drawings: Drawings) -> dict[int, int]:
-    """Each character that looks like an earlier one, and that one.
+    """Map each character that looks like an earlier one to that one.
 
     Args:
-        drawings: what each face draws for each character, in the order in which characters take precedence.
+        drawings: Drawing of each character in each font, in order of precedence.
     """
     characters = list(drawings)
     number = {character: row for row, character in enumerate(characters)}
@@ -240,7 +271,7 @@ def look_alikes(drawings: Drawings) -> dict[int, int]:
         rows = np.array([number[character] for character, by_face in drawings.items() if face in by_face])
         ink = np.stack([drawings[characters[row]][face] for row in rows])
         both[np.ix_(rows, rows)] += 1
-        # Most pairs are nothing like each other: a glance from afar, at 16 x 16 pixels, leaves a few in a hundred to look at closely.
+        # Most pairs are dissimilar. A comparison at 16 x 16 pixels leaves a few percent to compare in full.
         coarse = ink.reshape(len(rows), 16, _CANVAS // 16, 16, _CANVAS // 16).mean((2, 4), dtype=np.float32).reshape(len(rows), -1)
         coarse /= np.linalg.norm(coarse, axis=1, keepdims=True)
         first, second = np.nonzero(np.triu(coarse @ coarse.T > 0.95, 1))

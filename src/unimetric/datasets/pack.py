@@ -1,4 +1,4 @@
-"""A dataset that `unimetric pack` has stored in one file."""
+"""Dataset stored in one file by `unimetric pack`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from unimetric.images.table import Table
 
 
 def pack(*, path: str) -> Table:
-    """The table inside a pack; the pack is checked by its hash before anything is read from it.
+    """Dataset stored in one file by `unimetric pack`, after a check of its hash.
 
     Args:
-        path: the file, `NAME.pack`.
+        path: Path of the file, `NAME.pack`.
     """
     return Pack.open(path).table

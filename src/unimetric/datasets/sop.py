@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from unimetric.datasets._reading import columns, locate, need
 from unimetric.datasets._tabulate import tabulate
 from unimetric.images.table import Table
@@ -9,16 +11,19 @@ from unimetric.images.table import Table
 LAYOUT = "Ebay_train.txt, Ebay_test.txt and twelve folders from bicycle_final/ to toaster_final/"
 
 
-def sop(*, root: str = "data/Stanford_Online_Products", on_missing: str = "error") -> Table:
-    """Deep metric learning via lifted structured feature embedding (Oh Song et al., CVPR 2016): the dataset and its division.
+def sop(*, root: str = "data/Stanford_Online_Products", on_missing: Literal["error", "skip"] = "error") -> Table:
+    """Stanford Online Products with its official split.
 
-        11,318 products train (59,551 pictures), 11,316 test (60,502)
+        11,318 products train (59,551 images), 11,316 test (60,502)
 
     A class is one product of a shop, named `category/number`.
 
+    Reference:
+        Deep metric learning via lifted structured feature embedding (Oh Song et al., CVPR 2016).
+
     Args:
-        root: the official folder.
-        on_missing: `error` where a listed picture is absent, or `skip` it.
+        root: Official folder.
+        on_missing: What to do if a listed image is missing: `error`, or `skip` it.
     """
     folder = locate(root, "sop", LAYOUT)
     paths: list[str] = []

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from unimetric.errors import UnimetricError
+from typing import Annotated
+
+from unimetric.arguments import Range
 from unimetric.images import table
 from unimetric.images.table import Table
 from unimetric.spec import create
 
 
-def union(*, parts: list[str]) -> Table:
-    """Universal metric learning (Kim et al., 2023): one embedding for several datasets at once.
+def union(*, parts: Annotated[list[str], Range(1)]) -> Table:
+    """Several datasets as one, for one embedding of all of them.
 
         union(parts=["cub200", "cars196(root='cars')"])
 
-    A class is called `dataset/class`, and keeps its training or test part. Differs from the authors' code, in which test labels of
-    different datasets collide: here every (dataset, class) has an id of its own.
+    A class is named `dataset/class`, and keeps its training or test part.
+
+    Differs from the authors' code:
+        There, test labels of different datasets collide. Here every (dataset, class) has a unique
+        id.
+
+    Reference:
+        Universal metric learning (Kim et al., 2023).
 
     Args:
-        parts: the datasets, each written as it would be by itself; no dataset twice.
+        parts: Spec strings of the datasets, each at most once.
     """
-    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, str) for part in parts):
-        raise UnimetricError(f"union: `parts` is {parts!r}", "write a list of datasets, such as `union(parts=['cub200', 'cars196'])`")
     return table.union([create("datasets", part) for part in parts])

@@ -1,1 +1,1 @@
-"""Run folders to artifacts."""
+"""Artifacts made of run folders."""

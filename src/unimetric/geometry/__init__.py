@@ -1,9 +1,10 @@
-"""The mathematics that losses, miners and metrics share. Everything here is a function of tensors, or a plain tuple of them.
+"""Mathematics shared by losses, miners and metrics: functions of tensors, and plain tuples of them.
 
-One matrix, one meaning: rows are anchors, columns are references, an entry is the cosine similarity of unit vectors, larger is
-closer. Distances come from it by a named function. Shapes are static and nothing waits for the device.
+One matrix, one meaning: rows are anchors, columns are references, and an entry is the cosine
+similarity of unit vectors. Larger is closer. Named functions turn similarities into distances.
+Shapes are static, and nothing synchronizes with the GPU.
 
-B batch, D dimension, R references (the batch itself, or a memory).
+B batch size, D dimension, R references (the batch itself, or a memory).
 """
 
 from __future__ import annotations

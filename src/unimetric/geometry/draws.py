@@ -1,4 +1,4 @@
-"""Random draws from a counter that is saved with a checkpoint: the same on every device and every rank."""
+"""Random draws from a counter that every checkpoint saves, identical on all devices and ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from torch import Tensor, nn
 
 
 class CounterRNG(nn.Module):
-    """Uniform numbers from a hash of (seed, throw, row): the same on every device and every rank, and resumable.
+    """Uniform random numbers from a hash of (seed, draw, row).
 
-    torch's generators are none of that: CPU and GPU draw differently, each rank would mine other triplets and so learn other proxies,
-    and a generator object breaks `fullgraph=True`. Here the state is one counter, a buffer that lies in every checkpoint.
+    The numbers are identical on every device and every rank, and they resume with a checkpoint. The
+    generators of torch provide none of this. CPU and GPU draw differently; each rank would mine
+    other triplets and so train other proxies; a generator object breaks `fullgraph=True`. Here the
+    state is one counter, a buffer in every checkpoint.
 
     Args:
-        seed: numbers the sequence; a run sets it by `seed_dice`. Parts that may stand inside one another start with different ones: by
-            the same numbers rho would switch just those triplets whose positive stands first.
+        seed: Number of the sequence. A run sets it with `seed_dice`. Components that may contain
+            one another start with different seeds. With equal numbers, rho would switch exactly the
+            triplets whose positive comes first.
     """
 
     state: Tensor
@@ -28,16 +31,17 @@ class CounterRNG(nn.Module):
         self.register_buffer("state", torch.tensor([seed, 0], dtype=torch.int64))
 
     def forward(self, count: int) -> Float[Tensor, "count"]:
-        """`count` numbers in [0, 1)."""
+        """Return `count` numbers in [0, 1)."""
         if self.state.device.type == "cpu" and not torch.compiler.is_compiling():
-            # The same arithmetic by numpy, whose calls cost a tenth: so few numbers are all overhead.
-            seed, throw = self.state.tolist()
+            # For so few numbers, call overhead dominates, and numpy calls cost a tenth as much.
+            seed, counter = self.state.tolist()
             self.state[1] += 1
-            key = (seed * 0x9E3779B1 + throw * 0x85EBCA6B) & _MASK
+            key = (seed * 0x9E3779B1 + counter * 0x85EBCA6B) & _MASK
             return torch.from_numpy(_fraction(_mix((np.arange(count) + key) & _MASK)))
         rows = torch.arange(count, device=self.state.device, dtype=torch.int64)
-        # Each throw has a stretch of the 32-bit numbers of its own, and stretches lie far apart: multiples of an odd number near the golden
-        # section do. Rows are only added, since a compiler that counts them in 32 bits could not multiply them by a large number.
+        # Each draw uses a separate range of the 32-bit integers. The ranges are far apart, because
+        # their starts are multiples of an odd number near the golden section. Rows are only added:
+        # a compiler that counts them in 32 bits could not multiply them by a large number.
         key = self.state[0] * 0x9E3779B1 + self.state[1] * 0x85EBCA6B
         self.state[1] += 1
         return uniform(rows + (key & _MASK))
@@ -47,9 +51,10 @@ _MASK = 0xFFFFFFFF
 
 
 def uniform(*keys: Tensor) -> Tensor:
-    """A number in [0, 1) from integer keys, 24 bits of it: the avalanche of MurmurHash3 over the keys one after another.
+    """Return a number in [0, 1) with 24 random bits, hashed from integer keys.
 
-    Held within 32 bits of an int64, where no product overflows on any device.
+    The hash applies the avalanche step of MurmurHash3 to one key after another. It stays within 32
+    bits of an int64, where no product overflows on any device.
     """
     state = torch.zeros((), dtype=torch.int64, device=keys[0].device)
     for key in keys:
@@ -68,20 +73,28 @@ def _mix(x: Any) -> Any:
 
 
 def seed_dice(module: nn.Module, seed: int) -> None:
-    """Give every dice below a module a sequence of its own, all from one seed."""
-    dice = [part for part in module.modules() if isinstance(part, CounterRNG)]
-    for number, part in enumerate(dice):
-        part.state[0] = seed * 1_000_003 + number
+    """Assign a distinct sequence to every `CounterRNG` in a module, all derived from one seed."""
+    generators = [child for child in module.modules() if isinstance(child, CounterRNG)]
+    for number, generator in enumerate(generators):
+        generator.state[0] = seed * 1_000_003 + number
 
 
 def draw(weights: Float[Tensor, "B R"] | Bool[Tensor, "B R"], numbers: Float[Tensor, "B"]) -> tuple[Int[Tensor, "B"], Bool[Tensor, "B"]]:
-    """One column a row, with probability proportional to its weight; and whether the row had any weight.
+    """Draw one column per row, with probability proportional to its weight.
 
-    By the inverse of the cumulative sum, so that one number a row is enough and no B x R noise is made.
+    Inverts the cumulative sum, so that one random number per row suffices and no B x R noise is
+    created.
+
+    Args:
+        weights: Nonnegative weight of each column.
+        numbers: One random number in [0, 1) per row.
+
+    Returns:
+        The drawn columns, and whether each row has any weight.
     """
     weights = weights.to(torch.float32) if weights.dtype == torch.bool else weights
     total = weights.cumsum(-1)
     last = total[:, -1:]
-    # The number may round up to the total itself: the first column that reaches the total is the last one with weight.
+    # A product that rounds up to the total would select a column past the last one with weight.
     target = torch.minimum(numbers[:, None].to(total.dtype) * last, last * (1 - torch.finfo(total.dtype).eps))
     return torch.searchsorted(total, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1), last[:, 0] > 0

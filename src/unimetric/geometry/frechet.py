@@ -1,12 +1,13 @@
-"""The Fréchet distance between Gaussians, for many of them at once and on any device.
+"""Fréchet distance between Gaussians, for many of them at once and on any device.
 
     F = |mu - mu*|^2 + tr S + tr S* - 2 tr (S S*)^(1/2)
 
-The root is not computed. If S = X^T X, the trace of (S S*)^(1/2) is the sum of the square roots of the eigenvalues of the positive
-semi-definite X S* X^T. It is real, exact if S is singular, and at most as large as the number of points.
+The root is not computed. If S = X^T X, the trace of (S S*)^(1/2) is the sum of the square roots of
+the eigenvalues of the positive semi-definite X S* X^T. That matrix is real, exact for a singular S,
+and has at most as many rows as there are points.
 
-m Gaussians, P points each, D dimensions. Computed in float64 for any input type: the costs of random subsets differ in the third
-digit, and neither autocast nor TF32 applies to float64.
+m Gaussians, P points each, D dimensions. All inputs are converted to float64, because the costs of
+random subsets differ in the third digit. Neither autocast nor TF32 applies to float64.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from unimetric.errors import UnimetricError
 
 
 def gaussian(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m D D"]]:
-    """Mean and unbiased covariance."""
-    mean, centred = center(points)
-    return mean, centred.mT @ centred
+    """Return the mean and the unbiased covariance of each set of points."""
+    mean, centered = center(points)
+    return mean, centered.mT @ centered
 
 
 def frechet(
     mean: Float[Tensor, "*m D"], covariance: Float[Tensor, "*m D D"], other_mean: Float[Tensor, "D"], other_covariance: Float[Tensor, "D D"]
 ) -> Float[Tensor, "*m"]:
-    """The distance of each Gaussian from one other, by their moments.
+    """Return the distance of each Gaussian from one other Gaussian, computed from their moments.
 
     Args:
-        mean, covariance: of the Gaussians.
-        other_mean, other_covariance: of the other.
+        mean, covariance: Moments of the Gaussians.
+        other_mean, other_covariance: Moments of the other Gaussian.
     """
     values, vectors = torch.linalg.eigh(other_covariance.double())
     root = vectors * values.clamp_min(0).sqrt()  # root @ root.T is the covariance
@@ -43,54 +44,63 @@ def frechet(
 def frechet_of_points(
     points: Float[Tensor, "*m P D"], other_mean: Float[Tensor, "D"], other_covariance: Float[Tensor, "D D"]
 ) -> Float[Tensor, "*m"]:
-    """The distance of the Gaussian of each set of points from one other. Waits for nothing; quickest where P is below D.
+    """Return the distance of the Gaussian of each set of points from one other Gaussian.
+
+    Does not synchronize with the GPU. Fastest if P is below D.
 
     Args:
-        points: the sets of points.
-        other_mean, other_covariance: of the other Gaussian.
+        points: Sets of points.
+        other_mean, other_covariance: Moments of the other Gaussian.
     """
-    mean, centred = center(points)
-    product = centred @ other_covariance.double() @ centred.mT
-    return _assemble(mean, centred.square().sum((-2, -1)), other_mean, other_covariance, product)
+    mean, centered = center(points)
+    product = centered @ other_covariance.double() @ centered.mT
+    return _assemble(mean, centered.square().sum((-2, -1)), other_mean, other_covariance, product)
 
 
 def trace_of_root(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
-    """tr A^(1/2) of positive semi-definite matrices: by eigenvalues on the CPU, by Newton-Schulz iterations on a GPU.
+    """Return tr A^(1/2) of positive semi-definite matrices.
 
-    A GPU finds eigenvalues slowly, and torch waits for it to ask whether they converged.
+    A CPU uses eigenvalues, and a GPU uses Newton-Schulz iterations. Eigenvalues are slow on a GPU,
+    and torch synchronizes to check their convergence.
     """
     return newton_schulz(matrix) if matrix.is_cuda else eigenvalue_roots(matrix)
 
 
 def eigenvalue_roots(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
-    """tr A^(1/2) of positive semi-definite matrices: the sum of the roots of their eigenvalues, to the last digits."""
+    """Return tr A^(1/2) of positive semi-definite matrices in full precision, from their eigenvalues."""
     return root_sum(torch.linalg.eigvalsh(matrix))
 
 
 def root_sum(values: Float[Tensor, "*m P"]) -> Float[Tensor, "*m"]:
-    """The sum of the roots of eigenvalues, given in ascending order."""
-    # What is zero comes out as rounding of the largest, and the root would make much of it.
+    """Return the sum of the square roots of eigenvalues, which must be in ascending order."""
+    # An exact zero is computed as a rounding error of the largest value; its root would be large.
     zero = values[..., -1:] * values.shape[-1] * torch.finfo(values.dtype).eps
     return torch.where(values > zero, values, 0).sqrt().sum(-1)
 
 
 def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) -> Float[Tensor, "*m"]:
-    """tr A^(1/2) of positive semi-definite matrices by products of matrices alone, all of one shape (Chen and Chow 2014).
+    """Return tr A^(1/2) of positive semi-definite matrices, from matrix products of one shape only.
 
-        Y = scale Y (3 - scale^2 Z)/2,   Z = (scale (3 - scale^2 Z)/2)^2 Z,    from  Y = 1, Z = A;   then  Z -> 1  and  Y A -> A^(1/2)
+        Y = scale Y (3 - scale^2 Z)/2,   Z = (scale (3 - scale^2 Z)/2)^2 Z
+        from  Y = 1, Z = A;   then  Z -> 1  and  Y A -> A^(1/2)
 
-    Each step maps the singular values [low, 1] of A^(1/2) onto [low', 1], with the scale that makes low' largest. The sequence of scales
-    depends on the first low only, so that nothing is asked of the device.
+    Each step maps the singular values [low, 1] of A^(1/2) onto [low', 1], with the scale that makes
+    low' largest. The sequence of scales depends only on the first low, so nothing synchronizes with
+    the GPU.
+
+    Reference:
+        Chen and Chow 2014.
 
     Args:
-        matrix: the matrices A.
-        smallest: singular values of A^(1/2) below this fraction of its norm are counted in part only; in sum they are as good as nothing.
+        matrix: Matrices A.
+        smallest: Fraction of the norm below which singular values of A^(1/2) count only in part.
+            Their sum is negligible.
     """
     size = matrix.shape[-1]
     flat = matrix.reshape(-1, size, size)
     norm = flat.square().sum((1, 2), keepdim=True).sqrt().clamp_min(torch.finfo(matrix.dtype).tiny)
     scaled = flat / norm
-    # Z and Y side by side: one product with a wide matrix serves both.
+    # Z and Y are adjacent, so that one product with a wide matrix updates both.
     both = torch.cat([scaled, torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand_as(scaled)], 2)
     low = smallest
     while low < 1 - 1e-6:
@@ -105,7 +115,7 @@ def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) ->
 
 
 def center(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Float[Tensor, "*m P D"]]:
-    """Mean, and X with X^T X the covariance."""
+    """Return the mean, and the matrix X for which X^T X is the covariance."""
     points = points.double()
     mean = points.mean(-2)
     return mean, (points - mean.unsqueeze(-2)) / (points.shape[-2] - 1) ** 0.5
@@ -117,22 +127,31 @@ def _assemble(mean: Tensor, trace: Tensor, other_mean: Tensor, other_covariance:
 
 
 def frechet_distance(points: Float[Tensor, "*m P D"], others: Float[Tensor, "*m Q D"]) -> Float[Tensor, "*m"]:
-    """The Frechet distance between the Gaussians of two sets of points (Heusel et al., NeurIPS 2017), as Milbich et al. 2021 use it.
+    """Return the Frechet distance between the Gaussians of two sets of points.
 
         F = |mu - mu*|^2 + tr S + tr S* - 2 tr (S S*)^(1/2)
 
-    With the centred points S = X^T X and S* = Y^T Y, and the last trace is the sum of the singular values of X Y^T. For few points that
-    is a small matrix, whatever the dimension, and nothing is squared: classes by the hundred in 2,048 dimensions take milliseconds. For
-    many points it is the symmetric eigenproblem of L^T S L, with L L^T = S*. No root of a matrix is formed, so that singular
-    covariances need no 1e-8 on their diagonals and nothing imaginary has to be cut off, as in the authors' code.
+    With the centered points, S = X^T X and S* = Y^T Y, and the last trace is the sum of the
+    singular values of X Y^T. For few points, that matrix is small in any dimension, and nothing is
+    squared. Hundreds of classes in 2,048 dimensions take milliseconds. For many points, the trace
+    comes from the symmetric eigenproblem of L^T S L, with L L^T = S*.
+
+    Differs from the authors' code:
+        No matrix root is formed. Singular covariances therefore need no 1e-8 on their diagonals,
+        and no imaginary part has to be dropped.
+
+    Reference:
+        Heusel et al., NeurIPS 2017, as used by Milbich et al. 2021.
 
     Args:
-        points, others: the two sets, two points at least in each; sets of sets where there are leading dimensions. Any floating type;
-            the work is done in float64.
+        points, others: The two sets, with at least two points each. Leading dimensions are batch
+            dimensions. Any floating type; computed in float64.
     """
     for one in (points, others):
         if one.shape[-2] < 2:
-            raise UnimetricError(f"a Gaussian of {one.shape[-2]} point(s) has no covariance", "give two points (or classes) at least")
+            raise UnimetricError(
+                f"a covariance needs at least 2 points, got {one.shape[-2]}", "use at least two points (or classes) per Gaussian"
+            )
     (mean, own), (other_mean, other) = center(points), center(others)
     spread = own.square().sum((-2, -1)) + other.square().sum((-2, -1))
     dim = own.shape[-1]
@@ -148,8 +167,12 @@ def frechet_distance(points: Float[Tensor, "*m P D"], others: Float[Tensor, "*m 
 
 
 def _roots_of_product(own: Float[Tensor, "P D"], other: Float[Tensor, "Q D"]) -> Float[Tensor, ""]:
-    """tr (S S*)^(1/2) of centred points, by LAPACK's symmetric eigenproblem for products: S S* v = lambda v."""
-    covariance, other_covariance = (points.numpy().T @ points.numpy() for points in (own, other))  # numpy makes half of it, and mirrors it
+    """Return tr (S S*)^(1/2) of centered points.
+
+    Solves LAPACK's symmetric eigenproblem S S* v = lambda v.
+    """
+    # numpy computes half of a symmetric product and mirrors it.
+    covariance, other_covariance = (points.numpy().T @ points.numpy() for points in (own, other))
     try:
         values = scipy.linalg.eigh(covariance, other_covariance, type=2, eigvals_only=True, driver="gv", check_finite=False)
     except scipy.linalg.LinAlgError:  # the other covariance is singular
@@ -159,7 +182,7 @@ def _roots_of_product(own: Float[Tensor, "P D"], other: Float[Tensor, "Q D"]) ->
 
 
 def _factor(covariance: Float[Tensor, "*m D D"]) -> Float[Tensor, "*m D D"]:
-    """L with L L^T = S: Cholesky's, or where S is singular the eigenvectors by the roots of their eigenvalues."""
+    """Return L with L L^T = S, from Cholesky, or from the eigendecomposition if S is singular."""
     lower, failed = torch.linalg.cholesky_ex(covariance)
     if not failed.any():
         return lower
@@ -168,15 +191,17 @@ def _factor(covariance: Float[Tensor, "*m D D"]) -> Float[Tensor, "*m D D"]:
 
 
 def class_means(features: Float[Tensor, "N D"], labels: Int[Tensor, "N"], classes: int) -> Float[Tensor, "K D"]:
-    """The mean feature of each class, float64. Milbich et al. 2021 measure the shift between these, one point a class.
+    """Return the mean feature of each class in float64.
+
+    Milbich et al. 2021 compute the shift between these means, one point per class.
 
     Args:
-        features: one row a picture, not normalised.
-        labels: (N,) the class of each.
-        classes: K.
+        features: One row per image, not normalized.
+        labels: (N,) class of each image.
+        classes: Number of classes K.
     """
     counts = torch.bincount(labels, minlength=classes)
     if (counts == 0).any():
-        raise UnimetricError(f"class {int(counts.argmin())} has no picture, so it has no mean", "leave empty classes out")
+        raise UnimetricError(f"each class needs at least 1 image, but class {int(counts.argmin())} has none", "remove empty classes")
     sums = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
     return sums.index_add_(0, labels, features.double()) / counts[:, None]

@@ -1,4 +1,4 @@
-"""Reductions over the masked entries of each row. An empty row gives zero, with zero gradient."""
+"""Reductions over the masked entries of each row. An empty row returns zero with zero gradient."""
 
 from __future__ import annotations
 
@@ -10,46 +10,56 @@ from torch import Tensor
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the entries that count; zero where none does."""
+    """Return the mean over the masked entries, or zero if there are none."""
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
 
 
 def masked_sum(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """Sum over each row's entries that count."""
+    """Return the sum over the masked entries of each row."""
     return torch.where(mask, values, 0).sum(-1)
 
 
 def log_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """log sum exp over each row's entries that count; a very low number, without gradient, where none does."""
+    """Return log sum exp over the masked entries of each row.
+
+    A row without entries returns a very low number, without gradient.
+    """
     low = torch.finfo(values.dtype).min / 4
     # Low, not -inf: in a row without entries -inf - -inf would make the gradient NaN.
     return torch.where(mask, values, low).logsumexp(-1)
 
 
 def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """log(1 + sum exp) over each row's entries that count; zero, with zero gradient, where none does."""
+    """Return log(1 + sum exp) over the masked entries of each row.
+
+    A row without entries returns zero with zero gradient.
+    """
     return torch.nn.functional.softplus(log_sum_exp(values, mask))
 
 
 def masked_max(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """The largest of each row's entries that count; -inf where none does."""
+    """Return the largest masked entry of each row, or -inf if there are none."""
     return torch.where(mask, values, -math.inf).amax(-1)
 
 
 def masked_min(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """The smallest of each row's entries that count; +inf where none does."""
+    """Return the smallest masked entry of each row, or +inf if there are none."""
     return torch.where(mask, values, math.inf).amin(-1)
 
 
 def compact_rows(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
-    """The entries that count, moved to the front of each row, with as many columns as any row needs; as they are where that does not pay.
+    """Move the masked entries to the front of each row and drop unused columns.
 
-    Positives are few: whatever is done to them need not be done to the whole matrix. Only a CPU counts them without waiting, and a graph
-    that is captured for all batches cannot.
+    Positives are few, so operations on them need not run over the whole matrix. Only a CPU can
+    count them without synchronizing, and a graph captured for all batches cannot.
 
     Args:
-        values: what they are taken from.
-        mask: which count.
+        values: Values to compact.
+        mask: Entries to keep.
+
+    Returns:
+        The compacted values and their mask. The inputs are returned unchanged on a GPU, under
+        `torch.compile`, for small inputs, or if over 1/8 of the columns are needed.
     """
     if values.device.type != "cpu" or values.numel() < 2**17 or torch.compiler.is_compiling():
         return values, mask

@@ -1,10 +1,11 @@
-"""The nearest neighbours of many points among many: exact, in bounded memory, on any device.
+"""Exact nearest neighbors of many points among many, in bounded memory and on any device.
 
-Scores are inner products, larger is nearer. They are made in float32 (or float64) and in nothing less: TF32 and autocast are switched
-off for the product, so that no setting of the host program changes a digit. Equal scores go to the lower column. Where everyone asks
-everyone on an ARM processor, eight bits rule out first what provably is no neighbour; see `sieve`.
+Scores are inner products; larger is nearer. They are computed in float32 (or float64). TF32 and
+autocast are disabled for the product, so that no setting of the host program changes a digit. Equal
+scores go to the lower column. On an ARM processor, a search of all points among themselves first
+uses eight bits to rule out points that provably are not neighbors. See `prefilter`.
 
-Q points that ask, G that answer, D dimensions, K neighbours, R rows and B columns of scores at a time.
+Q queries, G gallery points, D dimensions, K neighbors, R rows and B columns of scores at a time.
 """
 
 from __future__ import annotations
@@ -19,40 +20,44 @@ from torch import Tensor
 
 from unimetric.geometry.prefilter import PEAK, above, applies, nth, prefilter_neighbors
 
-#: Fewer rows at a time than this leave a matrix product waiting for memory; fewer columns, for Python.
+#: Minimum number of rows and columns of a block. With fewer rows, a matrix product is limited by
+#: memory bandwidth; with fewer columns, by Python.
 _ROWS, _COLUMNS = 128, 256
-#: How many rows the largest square block has: it should fit a processor's cache.
+#: Number of rows of the largest square block, which should fit the cache of a processor.
 _SIDE = 4096
 
 
 def nearest(
     asking: Float[Tensor, "Q D"], answering: Float[Tensor, "G D"], k: int, *, own: Int[Tensor, "Q"] | None = None, memory: int = 1 << 29
 ) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
-    """The k best columns of asking @ answering.T, some rows at a time: where the rows start, their scores and their columns.
+    """Yield the k best columns of asking @ answering.T, some rows at a time.
 
-    Chunked over rows and over columns with a running best, so that no (Q, G) matrix is ever made. A row that has fewer than k columns
-    to choose from ends in columns of -1, with a score of -inf.
+    The product is computed in blocks of rows and columns with a running best, so that no (Q, G)
+    matrix is created. A row with fewer than k columns to choose from ends in columns of -1, with a
+    score of -inf.
 
     Args:
-        asking: the points that ask.
-        answering: the points that answer.
-        k: how many, at most G.
-        own: the column that a row must not find, since it is the row itself; -1 for none.
-        memory: bytes for the scores and everything made of them.
+        asking: Query points.
+        answering: Gallery points.
+        k: Number of neighbors, at most G.
+        own: Column of the row itself, which it must not find. -1 if there is none.
+        memory: Bytes for the scores and everything computed from them.
+
+    Returns:
+        An iterator of (first row, scores, columns).
     """
-    worth = asking is answering and asking.device.type == "cpu" and k <= 64 and len(asking) >= 2 * _SIDE and 64 * k * len(asking) <= memory
-    if worth and own is not None and torch.equal(own, torch.arange(len(asking))):
-        sifted = prefilter_neighbors(asking, k) if applies(asking, k, memory) else None
-        if sifted is None:
+    if asking is answering and _is_mutual(asking, k, own, memory):
+        prefiltered = prefilter_neighbors(asking, k) if applies(asking, k, memory) else None
+        if prefiltered is None:
             yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // PEAK * PEAK))
         else:
-            yield from _complete(asking, k, sifted, memory)
+            yield from _search_unproven(asking, k, prefiltered, memory)
         return
     rows, columns = _chunk(len(asking), len(answering), k, asking.element_size(), memory)
     scores = asking.new_empty(rows * columns)
     for top in range(0, len(asking), rows):
         some = asking[top : top + rows]
-        values, places = some.new_empty(len(some), 0), torch.empty(len(some), 0, dtype=torch.int64, device=some.device)
+        values, found_columns = some.new_empty(len(some), 0), torch.empty(len(some), 0, dtype=torch.int64, device=some.device)
         for left in range(0, len(answering), columns):
             others = answering[left : left + columns]
             score = scores[: len(some) * len(others)].view(len(some), len(others))
@@ -61,39 +66,51 @@ def nearest(
             if own is not None:
                 _forbid(score, own[top : top + rows] - left)
             found = best(score, min(k, len(others)))
-            values, places = found if left == 0 else _merge((values, places), found, left, k)
-        yield top, values, places.masked_fill_(values == -torch.inf, -1)
+            values, found_columns = found if left == 0 else _merge((values, found_columns), found, left, k)
+        yield top, values, found_columns.masked_fill_(values == -torch.inf, -1)
 
 
-def _complete(
-    points: Float[Tensor, "N D"], k: int, sifted: tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]], memory: int
+def _is_mutual(points: Float[Tensor, "N D"], k: int, own: Int[Tensor, "N"] | None, memory: int) -> bool:
+    """Return whether computing each score once for both of its points saves time and fits the memory."""
+    if points.device.type != "cpu" or k > 64 or len(points) < 2 * _SIDE or 64 * k * len(points) > memory:
+        return False
+    return own is not None and torch.equal(own, torch.arange(len(points)))
+
+
+def _search_unproven(
+    points: Float[Tensor, "N D"], k: int, prefiltered: tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]], memory: int
 ) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
-    """What a sieve has found, with the few points that it has no proof for asked anew."""
-    values, places, proven = sifted
+    """Yield the neighbors found by the prefilter, after searching the few unproven points in full."""
+    values, columns, proven = prefiltered
     rows = (~proven).nonzero()[:, 0]
     if len(rows):
-        for top, value, place in nearest(points[rows], points, k, own=rows, memory=memory):
+        for top, value, column in nearest(points[rows], points, k, own=rows, memory=memory):
             some = rows[top : top + len(value)]
-            values[some], places[some] = value, place
+            values[some], columns[some] = value, column
     for top in range(0, len(points), _SIDE):
-        yield top, values[top : top + _SIDE], places[top : top + _SIDE]
+        yield top, values[top : top + _SIDE], columns[top : top + _SIDE]
 
 
 def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
-    """The same where every point asks every other one, at half the products: a score serves the row and the column that it stands in.
+    """Yield the k nearest other points of every point, with half the products of `nearest`.
 
-    Blocks come in an order in which every point meets the others by rising number, as ties ask for. For few neighbours and on a CPU,
-    where products are what takes the time.
+    A score serves both its row and its column. Blocks come in an order in which every point is
+    compared with the others in ascending order, as the tie rule requires. Intended for few
+    neighbors on a CPU, where products dominate the time.
 
     Args:
-        points: all of them.
-        k: how many neighbours; less than there are points.
-        side: how many rows and columns of scores at a time, a multiple of 16.
+        points: All points.
+        k: Number of neighbors, less than the number of points.
+        side: Number of rows and columns of scores at a time, a multiple of 16.
+
+    Returns:
+        An iterator of (first row, scores, columns).
     """
     count = len(points)
-    points = torch.nn.functional.pad(points, (0, 0, 0, -count % PEAK))  # with points that nobody finds, for whole peaks
-    values, places = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.int64)
-    held = list(zip(values.split(side), places.split(side), strict=True))
+    # Padding points complete the last tile of rows. They are masked below and never found.
+    points = torch.nn.functional.pad(points, (0, 0, 0, -count % PEAK))
+    values, columns = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.int64)
+    held = list(zip(values.split(side), columns.split(side), strict=True))
     scores = points.new_empty(side * side)
     for row, some in enumerate(points.split(side)):
         for column, others in enumerate(points[row * side :].split(side), row):
@@ -103,17 +120,20 @@ def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterat
             score[:, count - column * side :] = -torch.inf
             if row == column:
                 score.fill_diagonal_(-torch.inf)
-            mine, theirs = _newcomers(score, held[row][0], held[column][0] if column > row else None, k)
+            mine, theirs = _find_better(score, held[row][0], held[column][0] if column > row else None, k)
             held[row] = _merge(held[row], mine, column * side, k)
             if theirs is not None:
                 held[column] = _merge(held[column], theirs, row * side, k)
-        value, place = (part[: count - row * side] for part in held[row])
-        held[row] = (value[:0], place[:0])
-        yield row * side, value, place.masked_fill_(value == -torch.inf, -1)
+        value, index = (part[: count - row * side] for part in held[row])
+        held[row] = (value[:0], index[:0])
+        yield row * side, value, index.masked_fill_(value == -torch.inf, -1)
 
 
 def _merge(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of what is held and of what is new. What is held has lower columns: a stable sort leaves it before its equals."""
+    """Return the k best of the held and the new scores.
+
+    Held scores have lower columns, so a stable sort places them before equal new ones.
+    """
     values, order = torch.cat([held[0], new[0]], 1).sort(dim=1, descending=True, stable=True)
     return values[:, :k], torch.cat([held[1], new[1] + left], 1).gather(1, order[:, :k])
 
@@ -121,39 +141,46 @@ def _merge(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k
 _Found = tuple[Float[Tensor, "R M"], Int[Tensor, "R M"]]
 
 
-def _newcomers(
+def _find_better(
     score: Float[Tensor, "R B"], held: Float[Tensor, "R K"], held_by_columns: Float[Tensor, "B K"] | None, k: int
 ) -> tuple[_Found, _Found | None]:
-    """What in a block is better than the last of what its row holds; and, where columns ask too, than the last of what its column holds."""
+    """Return the scores of a block that exceed the worst held score of their row.
+
+    If columns are queries too, also return those that exceed the worst held score of their column.
+    """
     rows, columns = score.shape
     none = score.new_full((1,), torch.inf)
-    row_bar = held[:, -1] if held.shape[1] == k else none.expand(rows)
-    column_bar = held_by_columns[:, -1] if held_by_columns is not None and held_by_columns.shape[1] == k else none.expand(columns)
-    by_row, by_column = above(score, row_bar, column_bar)
-    mine = _listed(*by_row, rows, k) if held.shape[1] == k else None
+    rows_full = held.shape[1] == k
+    columns_full = held_by_columns is not None and held_by_columns.shape[1] == k
+    row_threshold = held[:, -1] if rows_full else none.expand(rows)
+    column_threshold = none.expand(columns)
+    if held_by_columns is not None and columns_full:
+        column_threshold = held_by_columns[:, -1]
+    by_row, by_column = above(score, row_threshold, column_threshold)
+    mine = _to_rows(*by_row, rows, k) if rows_full else None
     theirs = None
     if held_by_columns is not None:
-        theirs = _listed(*by_column, columns, k) if held_by_columns.shape[1] == k else None
+        theirs = _to_rows(*by_column, columns, k) if columns_full else None
         theirs = theirs or best(score.T.contiguous(), min(k, rows))
     return mine or best(score, min(k, columns)), theirs
 
 
-def _listed(who: Int[Tensor, "P"], where: Int[Tensor, "P"], value: Float[Tensor, "P"], count: int, k: int) -> _Found | None:
-    """What each has found, a row each, filled up with -inf; None where somebody has found too many for that."""
-    who, order = who.sort(stable=True)  # what comes after one another for everyone has rising places, as it had before
+def _to_rows(who: Int[Tensor, "P"], where: Int[Tensor, "P"], value: Float[Tensor, "P"], count: int, k: int) -> _Found | None:
+    """Arrange the finds in one row per query, padded with -inf, or return None if a row has too many."""
+    who, order = who.sort(stable=True)  # stable: the finds of a query keep their ascending columns
     rank = nth(who, count)
     width = int(rank.max()) + 1 if len(rank) else 0
     if width > 4 * k:
         return None
-    values, places = value.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
-    values[who, rank], places[who, rank] = value[order], where[order]
-    return values, places
+    values, columns = value.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
+    values[who, rank], columns[who, rank] = value[order], where[order]
+    return values, columns
 
 
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
-    """float32 means float32: no TF32, no bfloat16 and no autocast in here, whatever the program around has asked for."""
-    torch_backends: Any = torch.backends  # its stubs do not know oneDNN's settings
+    """Disable TF32, bfloat16 and autocast, whatever the surrounding program has set."""
+    torch_backends: Any = torch.backends  # its type stubs lack the settings of oneDNN
     backends = (torch_backends.cuda.matmul, torch_backends.mkldnn.matmul)
     before = [backend.fp32_precision for backend in backends]
     try:
@@ -167,10 +194,10 @@ def exactly(device: torch.device) -> Iterator[None]:
 
 
 def _chunk(queries: int, answers: int, k: int, size: int, memory: int) -> tuple[int, int]:
-    """How many rows and columns of scores fit."""
+    """Return how many rows and columns of scores fit the memory."""
     whole = _tile(answers, k) == 1
-    column = 4 * (size + 8) if whole else 2 * size  # a sort needs room for its result, its places and its work
-    row = 24 * k * (size + 8)  # candidates, their places, what is held and what is merged
+    column = 4 * (size + 8) if whole else 2 * size  # a sort needs room for its result, its indices and its workspace
+    row = 24 * k * (size + 8)  # candidates, their columns, held and merged scores
     rows = memory // (column * answers + row)
     if rows >= min(_ROWS, queries):
         return min(rows, queries), answers
@@ -179,24 +206,27 @@ def _chunk(queries: int, answers: int, k: int, size: int, memory: int) -> tuple[
 
 
 def _forbid(score: Float[Tensor, "R B"], column: Int[Tensor, "R"]) -> None:
-    """Put -inf into one column a row, if the row has that column; written without asking the device which ones do."""
+    """Write -inf into one column per row, if the row has that column.
+
+    Does not read from the device which rows do.
+    """
     inside = ((column >= 0) & (column < score.shape[1]))[:, None]
     column = column.clamp(0, score.shape[1] - 1)[:, None]
     score.scatter_(1, column, torch.where(inside, -torch.inf, score.gather(1, column)))
 
 
 def _tile(columns: int, k: int) -> int:
-    """How many columns share one peak; 1 where looking at peaks first would save nothing."""
+    """Return how many columns share one maximum, or 1 if computing maxima first would not save time."""
     tile = 16 if k <= 64 else 4
     return tile if columns >= 2 * tile * (k + 1) else 1
 
 
 def best(score: Float[Tensor, "R B"], k: int) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
-    """The k largest of each row and their columns, in order, equals by column."""
+    """Return the k largest values of each row and their columns, in order, ties by column."""
     if _tile(score.shape[1], k) == 1:
         whole = score.sort(dim=1, descending=True, stable=True)
         return whole.values[:, :k], whole.indices[:, :k]
-    # One more than asked for: if it is smaller than the last, no tie was cut in two.
+    # Select one more than requested: if it is smaller than the last, no tie was split.
     if score.is_cuda:
         values, columns = score.topk(k + 1)
     else:
@@ -211,16 +241,17 @@ def best(score: Float[Tensor, "R B"], k: int) -> tuple[Float[Tensor, "R K"], Int
 
 
 def _candidates(score: Float[Tensor, "R B"], k: int) -> Int[Tensor, "R K"]:
-    """k columns a row that hold its k largest values, in any order.
+    """Return k columns per row that hold its k largest values, in any order.
 
-    The k largest lie in the k tiles of largest peaks, since each of those peaks is as large as the smallest of them. So a row is read
-    once, to find the peaks, and the search goes on among few columns. On a CPU this halves the time of topk; a GPU has no use for it.
+    The k largest values are in the k tiles with the largest maxima, because each of those maxima is
+    at least as large as the smallest of them. Each row is therefore read once, and only few columns
+    remain to be searched. This halves the time of topk on a CPU; it does not help on a GPU.
     """
     tile = _tile(score.shape[1], k)
     if tile == 1:
         return score.topk(k, sorted=False).indices
     tiles = score.shape[1] // tile
-    # Columns of a tile lie `tiles` apart: their maximum is then a maximum of long vectors.
+    # Columns of a tile are `tiles` apart, so that their maximum is a maximum of long vectors.
     peaks = score[:, : tiles * tile].unflatten(1, (tile, tiles)).amax(1)
     chosen = _candidates(peaks, k)
     inside = (chosen[:, None, :] + torch.arange(0, tiles * tile, tiles, device=score.device)[:, None]).flatten(1)
@@ -230,7 +261,10 @@ def _candidates(score: Float[Tensor, "R B"], k: int) -> Int[Tensor, "R K"]:
 
 
 def _settle(score: Float[Tensor, "R B"], last: Float[Tensor, "R 1"], k: int) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
-    """The same for rows with ties: everything above the last value, and as many of its equals as there is room for, lowest first."""
+    """Return the k best of rows with ties.
+
+    These are all values above the last one, then its equals, lowest column first.
+    """
     above, equal = score > last, score == last
     room = k - above.sum(1, keepdim=True)
     columns = (above | (equal & (equal.cumsum(1, dtype=torch.int32) <= room))).nonzero()[:, 1].view(len(score), k)

@@ -13,13 +13,13 @@ from unimetric.geometry.sphere import gram, unit
 
 @dataclass(frozen=True)
 class Memory:
-    """References that stand in for the batch: a ring of earlier embeddings.
+    """References that replace the batch: a ring buffer of earlier embeddings.
 
     Args:
-        embeddings: (R, D), without gradient.
-        labels: (R,).
-        valid: (R,) false where the ring is not filled yet.
-        own: (B,) the column in which each anchor itself stands.
+        embeddings: (R, D) embeddings, without gradient.
+        labels: (R,) their labels.
+        valid: (R,) mask of filled entries.
+        own: (B,) column of each anchor itself.
     """
 
     embeddings: Float[Tensor, "R D"]
@@ -30,13 +30,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which references belong to an anchor, as two masks. To a loss over tuples it means every combination within a row.
+    """Masks of the positive and negative references of each anchor.
+
+    For a loss over tuples, they stand for every combination within a row.
 
     Args:
         positive: (B, R) same class, not the anchor itself.
         negative: (B, R) another class.
-        own: (B,) the column in which each anchor itself stands.
-        dim: D, which the density of distances on the sphere depends on.
+        own: (B,) column of each anchor itself.
+        dim: Dimension D, on which the density of distances on the sphere depends.
     """
 
     positive: Bool[Tensor, "B R"]
@@ -47,11 +49,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Triplets:
-    """T index triplets into the rows (anchor) and columns (positive, negative) of a (B, R) matrix, and which of them count.
+    """T index triplets into the rows (anchor) and columns (positive, negative) of a (B, R) matrix.
 
     Args:
-        anchor, positive, negative: (T,).
-        valid: (T,) false where an anchor had nothing to choose from; such a triplet adds nothing anywhere.
+        anchor, positive, negative: (T,) row and column indices.
+        valid: (T,) false if an anchor had nothing to choose from. Such a triplet contributes
+            nothing.
     """
 
     anchor: Int[Tensor, "T"]
@@ -61,14 +64,16 @@ class Triplets:
 
 
 def match(labels: Int[Tensor, "B"], memory: Memory | None = None, *, dim: int) -> Pairs:
-    """Every positive and every negative pair of a batch, or of a batch and a memory."""
+    """Return every positive and every negative pair of a batch, or of a batch and a memory."""
     if memory is None:
         same = labels[:, None] == labels[None, :]
         own = torch.arange(len(labels), device=labels.device)
         negative = ~same
-        if torch.compiler.is_compiling():  # whatever is written into has to be made first: a mask that is not can stay within a loop
-            places = torch.arange(len(labels), device=labels.device, dtype=torch.int32)
-            return Pairs(same & (places[:, None] != places[None, :]), negative, own, dim)
+        if torch.compiler.is_compiling():
+            # An in-place write forces the compiler to materialize the mask. Without one, the mask can be
+            # fused into a loop.
+            index = torch.arange(len(labels), device=labels.device, dtype=torch.int32)
+            return Pairs(same & (index[:, None] != index[None, :]), negative, own, dim)
         return Pairs(same.fill_diagonal_(False), negative, own, dim)
     same = labels[:, None] == memory.labels[None, :]
     columns = torch.arange(len(memory.labels), device=labels.device)
@@ -77,14 +82,14 @@ def match(labels: Int[Tensor, "B"], memory: Memory | None = None, *, dim: int) -
 
 
 def compare(embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> tuple[Float[Tensor, "B R"], Pairs]:
-    """Cosine similarity of every anchor to every reference, and which pairs match."""
+    """Return the cosine similarity of every anchor to every reference, and the matching pairs."""
     anchors = unit(embeddings)
     similarity = gram(anchors) if memory is None else anchors @ unit(memory.embeddings).T
     return similarity, match(labels, memory, dim=embeddings.shape[-1])
 
 
 def as_pairs(mined: Triplets, pairs: Pairs) -> Pairs:
-    """The pairs that triplets are made of, each once; an anchor that is its own positive makes none."""
+    """Return the pairs contained in triplets, each once. An anchor that is its own positive adds none."""
 
     def mask(columns: Int[Tensor, "T"]) -> Bool[Tensor, "B R"]:
         seen = torch.zeros_like(pairs.positive, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The Poincaré ball: the exponential map at its origin, and distances."""
+"""Poincaré ball: exponential map at the origin, and distances."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 def to_ball(x: Float[Tensor, "*N D"], *, curvature: float, clip: float | None = None) -> Float[Tensor, "*N D"]:
-    """Clip the norm, then map into the Poincare ball of radius 1/sqrt(curvature), by the exponential map at the origin.
+    """Clip the norm, then map into the Poincare ball of radius 1/sqrt(curvature).
 
         u = x min(1, clip / |x|);   z = tanh(sqrt(curvature) |u|) u / (sqrt(curvature) |u|)
 
-    The result stays off the rim by a thousandth of the radius: distances have no gradient there.
+    The map is the exponential map at the origin. Results stay a thousandth of the radius inside the
+    boundary, where distances have no gradient.
     """
     root = math.sqrt(curvature)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -26,13 +27,14 @@ def to_ball(x: Float[Tensor, "*N D"], *, curvature: float, clip: float | None = 
 
 
 def poincare(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, curvature: float, epsilon: float = 1e-12) -> Float[Tensor, "B R"]:
-    """Distance of points of the Poincare ball: 2/sqrt(c) artanh(sqrt(c) |-a (+) b|), (+) the Moebius addition.
+    """Return the distances 2/sqrt(c) artanh(sqrt(c) |-a (+) b|) between points of the Poincare ball.
 
-    From inner products alone: no B x R x D tensor. The epsilon keeps the gradient finite where a = b.
+    (+) is the Moebius addition. The distances come from inner products, without a B x R x D tensor.
+    The epsilon keeps the gradient finite at a = b.
     """
     aa, bb, ab = a.square().sum(-1)[:, None], b.square().sum(-1)[None, :], a @ b.T
     below = 1 - 2 * curvature * ab + curvature**2 * aa * bb
-    # |-a (+) b|^2 is |a - b|^2 / below. The 1e-5 is that of the authors' code, in the denominator of the addition.
+    # |-a (+) b|^2 is |a - b|^2 / below. The authors' code adds 1e-5 to the denominator of the addition.
     norm = (((aa + bb - 2 * ab).clamp_min(0) + epsilon) * below.clamp_min(epsilon)).sqrt() / (below + 1e-5)
     root = math.sqrt(curvature)
     return 2 / root * (root * norm).clamp_max(1 - 1e-5).atanh()

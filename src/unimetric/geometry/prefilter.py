@@ -1,15 +1,18 @@
-"""A sieve for neighbours: all scores in eight bits first, in float32 only those that eight bits cannot rule out. Exact, and proven to be.
+"""Exact prefilter for neighbors: score all pairs in eight bits, and only unresolved ones in float32.
 
-A point a is rounded to â, whose entries are whole numbers of -127 to 127 times a scale. Products of such points take a third of the time,
-and by Cauchy and Schwarz they bound the true ones:
+A point a is rounded to â, whose entries are integers from -127 to 127 times a scale. Products of
+such points take a third of the time, and by Cauchy-Schwarz they bound the exact products:
 
     |<a, b> - <â, b̂>|  =  |<a - â, b> + <â, b - b̂>|  <=  |a - â| |b| + |â| |b - b̂|
 
-Each point is given a ceiling. Whatever might score above it goes onto the point's shortlist and is scored in float32; if the k-th best of
-the shortlist lies above the ceiling, no better one was left out. A ceiling may be any number: a bad one leaves a point unproven, never
-wrong. A look at one point in sixteen finds ceilings that leave short lists, whatever the points are distributed like.
+Each point gets a threshold. All points that might score above it form its shortlist and are scored
+in float32. If the k-th best of the shortlist exceeds the threshold, no better point was skipped. A
+threshold may be any number: a bad one leaves a point unproven, but never gives a wrong result. A
+sample of one point in sixteen yields thresholds with short shortlists for any distribution of
+points.
 
-N points, D dimensions, K neighbours, R rows and B columns of scores at a time, S points of the sample, P pairs.
+N points, D dimensions, K neighbors, R rows and B columns of scores at a time, S sampled points, P
+pairs.
 """
 
 from __future__ import annotations
@@ -26,21 +29,26 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Real
 from torch import Tensor
 
-#: How many rows share a peak, how many points stand for one of the sample, and how many rows and columns a block of scores has.
+#: Rows that share one maximum, points per sampled point, and rows and columns of a block of scores.
 PEAK, _SAMPLE, _SIDE = 16, 16, 4096
-#: A find is one whole number: who asks, 127 less the code, who answers. Sorted, each has its finds together, the highest code first.
+#: A find is one integer: query, 127 minus the code, gallery point. In sorted order, the finds of a
+#: query are contiguous, highest code first.
 _ROW, _CODE = 1 << 40, 1 << 32
+#: Whether PyTorch has eight-bit products whose sums do not saturate. Without them, the same codes are computed in float64.
+_KERNELS = "qnnpack" in torch.backends.quantized.supported_engines
 
 
 def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
-    """Whether a sieve is likely to save time, and fits: it was measured on ARM, where PyTorch has fast products of eight bits.
+    """Return whether the prefilter is likely to save time and fits the memory.
+
+    It was timed on ARM, where PyTorch has fast eight-bit products.
 
     Args:
-        points: all of them.
-        k: how many neighbours.
-        memory: bytes that the search may take.
+        points: All points.
+        k: Number of neighbors.
+        memory: Bytes available to the search.
     """
-    able = platform.machine() in ("aarch64", "arm64") and "qnnpack" in torch.backends.quantized.supported_engines
+    able = _KERNELS and platform.machine() in ("aarch64", "arm64")
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
     bytes_ = len(points) * (32 * _shortlist(k) + 4 * points.shape[1]) + 4 * _SIDE**2
     return able and kind and k <= 32 and len(points) >= 4 * _SIDE and bytes_ <= memory
@@ -49,33 +57,35 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
 def prefilter_neighbors(
     points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
-    """The k nearest of all others for every point: scores, places, and which points this is proven for. Equal scores go by place.
-
-    None where a sieve would hold too little back: where the bound is wide beside the differences between scores, since some entries are
-    far larger than all others, say, or very many points lie close together.
+    """Find the k nearest other points of every point. Ties go to the lower index.
 
     Args:
-        points: all of them, float32 on a CPU.
-        k: how many neighbours.
-        side: how many rows and columns of scores at a time.
+        points: All points, float32 on a CPU.
+        k: Number of neighbors.
+        side: Number of rows and columns of scores at a time.
+
+    Returns:
+        Scores, indices, and which points are proven. None if the prefilter would exclude too
+        little: the bound is wide compared with the differences between scores. Causes are a few
+        entries far larger than all others, or very many points close together.
     """
     points = points.detach()
     largest = points.abs().amax(1)
     with _engine("qnnpack"), torch.autocast("cpu", enabled=False):
-        # A block shares one scale, so its points should have largest entries alike.
+        # A block shares one scale, so its points should have similar largest entries.
         plan = _plan(points, list(largest.argsort().split(side)), float(largest.max()), k)
         return None if plan is None else _search(points, plan, k)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some points in eight bits, at a scale of their own.
+    """Points in eight bits that share one scale.
 
     Args:
-        rounded: (R, D) the points in eight bits.
-        error: |a - â| of each.
-        length: |a| of each.
-        rounded_length: |â| of each.
+        rounded: (R, D) points in eight bits.
+        error: Rounding error |a - â| of each point.
+        length: Norm |a| of each point.
+        rounded_length: Norm |â| of each rounded point.
     """
 
     rounded: Tensor
@@ -85,7 +95,10 @@ class _Block:
 
     @classmethod
     def of(cls, points: Float[Tensor, "R D"], least: float) -> _Block:
-        """Round them, at the scale of their largest entry, or of `least` where that is more: the kernels' scales have a range."""
+        """Round the points at the scale of their largest entry, or of `least` if that is larger.
+
+        The scales of the kernels have a limited range.
+        """
         rounded = torch.quantize_per_tensor(points, max(float(points.abs().max()), least) / 127, 0, torch.qint8)
         plain = rounded.dequantize()
         return cls(rounded, (points - plain).norm(dim=1), points.norm(dim=1), plain.norm(dim=1))
@@ -95,17 +108,24 @@ class _Block:
         return torch.ops.quantized.linear_prepack(self.rounded, None)
 
     def codes(self, other: _Block, step: float) -> Int8[Tensor, "R B"]:
-        """Rounded scores with another block in whole steps: -128 is zero and all below, 127 is all that is too high for eight bits.
+        """Return rounded scores with another block, in integer steps.
 
-        A block is to be given the same step each time: what it is packed into remembers the first.
+        -128 is zero and everything below; 127 is everything too high for eight bits. A block
+        requires the same step each time, because its packed weights store the first one.
         """
+        if not _KERNELS:
+            # Sums of integers below 2**53 are exact in float64.
+            product = self.rounded.int_repr().double() @ other.rounded.int_repr().double().T
+            steps = product * (self.rounded.q_scale() * other.rounded.q_scale() / step)
+            return (steps.round().clamp(0, 255) - 128).to(torch.int8)
         score = torch.ops.quantized.linear(self.rounded, other._packed, step, -128)
-        return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() would copy
+        return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
 
     def error_bound(self, other: _Block, step: float) -> Float[Tensor, "R"]:
-        """How far a row's score with any point of another block may lie above its code.
+        """Return how far the score of a row with any point of another block may be above its code.
 
-        That is the bound, a thousandth more since these norms are rounded too, what float32 may add to a score, and the step of a code.
+        The sum of the rounding bound (increased by a thousandth, because these norms are rounded
+        too), the float32 error of a score, and one step of a code.
         """
         bound = 1.001 * (self.error * other.length.max() + self.rounded_length * other.error.max())
         return bound + 2e-7 * self.rounded.shape[1] * self.length * other.length.max() + step
@@ -113,44 +133,51 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to search.
+    """Parameters of a search.
 
     Args:
-        step: of the codes.
-        order: of each block, which points it holds.
-        blocks: these points in eight bits.
-        doubts: of each block, (R, blocks) how far a score with another block may lie above its code.
-        ceilings: of each block, (R,) the score that whatever is not on the shortlist stays at or below.
+        step: Score difference between two codes.
+        order: Point indices of each block.
+        blocks: Points of each block in eight bits.
+        error_bounds: (R, blocks) per block: how far a score with another block may be above its
+            code.
+        thresholds: (R,) per block: score that no point outside the shortlist exceeds.
     """
 
     step: float
     order: list[Int[Tensor, "R"]]
     blocks: list[_Block]
-    doubts: list[Float[Tensor, "R blocks"]]
-    ceilings: list[Float[Tensor, "R"]]
+    error_bounds: list[Float[Tensor, "R blocks"]]
+    thresholds: list[Float[Tensor, "R"]]
 
-    def bar(self, row: int, column: int) -> Int8[Tensor, "R"]:
-        """The code above which a score of one block with another might lie above the ceiling of its row; 127 always might."""
-        code = (self.ceilings[row] - self.doubts[row][:, column]) / self.step - 128
+    def code_threshold(self, row: int, column: int) -> Int8[Tensor, "R"]:
+        """Return the code above which a score may exceed the threshold of its row. Code 127 always may."""
+        code = (self.thresholds[row] - self.error_bounds[row][:, column]) / self.step - 128
         return code.floor().clamp(-128, 126).to(torch.int8)
 
 
 def _shortlist(k: int) -> int:
-    """How long a shortlist should be: what is within the bound of the k-th best, and then some, since a sample is but a sample."""
+    """Return the target length of a shortlist.
+
+    It covers the points within the bound of the k-th best, with a reserve for the sampling error.
+    """
     return 4 * k + 48
 
 
 def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: float, k: int) -> _Plan | None:
-    """Ceilings that about as many points might lie above as a shortlist should have; None if that would seldom be enough for a proof."""
-    if not 1e-12 < largest < 1e12:  # nor is it NaN
+    """Choose thresholds that about as many points exceed as a shortlist should have.
+
+    Return None if too few points would be proven.
+    """
+    if not 1e-12 < largest < 1e12:  # also excludes NaN
         return None
-    dice = torch.Generator().manual_seed(0)  # a random sample, since points may well come in an order
-    sample = points[torch.randperm(len(points), generator=dice)[: len(points) // _SAMPLE // PEAK * PEAK]]
+    generator = torch.Generator().manual_seed(0)  # the sample is random because points may be sorted
+    sample = points[torch.randperm(len(points), generator=generator)[: len(points) // _SAMPLE // PEAK * PEAK]]
     rank = math.ceil(_shortlist(k) / _SAMPLE)
     if len(sample) < 2 * PEAK * rank:
         return None
-    some = sample.double()  # which no setting of the host program makes less of
-    highest = float((some[:512] @ some.T).topk(rank + 1).values[:, rank].max())  # the first of them is of a point with itself
+    some = sample.double()  # no setting of the host program reduces the precision of float64
+    highest = float((some[:512] @ some.T).topk(rank + 1).values[:, rank].max())  # the first is the point's product with itself
     if highest < 1e-3 * largest**2:
         return None
     step, least = 1.1 * highest / 255, largest / 64
@@ -162,22 +189,23 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
         likely += int((step * (best[:, math.ceil(k / _SAMPLE) - 1] - best[:, -1]) > block.error_bound(block, step)).sum())
     if likely < 2 / 3 * len(points):
         return None
-    # The rows of a peak share their lowest bar, so they should have bars alike.
+    # The rows of a tile share their lowest threshold, so they should have similar thresholds.
     order = [rows[code.argsort()] for rows, code in zip(order, codes, strict=True)]
     blocks = [_Block.of(points[rows], least) for rows in order]
-    doubts = [torch.stack([block.error_bound(other, step) for other in blocks], 1) for block in blocks]
-    ceilings = [
-        # A code of -128 is never above a bar, and may be as high as the doubt of it: so no ceiling is lower than that.
-        torch.maximum(step * (code.sort().values + 128) + doubt.mean(1), doubt.amax(1))
-        for code, doubt in zip(codes, doubts, strict=True)
+    error_bounds = [torch.stack([block.error_bound(other, step) for other in blocks], 1) for block in blocks]
+    thresholds = [
+        # A code of -128 never exceeds a code threshold, and its score may be as high as its error
+        # bound. No threshold may be lower than that.
+        torch.maximum(step * (code.sort().values + 128) + bound.mean(1), bound.amax(1))
+        for code, bound in zip(codes, error_bounds, strict=True)
     ]
-    return _Plan(step, order, blocks, doubts, ceilings)
+    return _Plan(step, order, blocks, error_bounds, thresholds)
 
 
 def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
-    """Fill the shortlists, a block at a time for its rows and its columns, and settle those of each row of blocks when it is through."""
+    """Fill the shortlists block by block, and score those of each finished block row."""
     count, blocks, order = len(points), plan.blocks, plan.order
-    values, places = points.new_empty(count, k), torch.empty(count, k, dtype=torch.int64)
+    values, indices = points.new_empty(count, k), torch.empty(count, k, dtype=torch.int64)
     proven, member = torch.empty(count, dtype=torch.bool), torch.empty(count, dtype=torch.int64)
     for number, some in enumerate(order):
         member[some] = number
@@ -186,109 +214,124 @@ def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Te
     for row, block in enumerate(blocks):
         for column in range(row, len(blocks)):
             codes = block.codes(blocks[column], plan.step)
-            row_bar, column_bar = plan.bar(row, column), plan.bar(column, row)
+            row_threshold, column_threshold = plan.code_threshold(row, column), plan.code_threshold(column, row)
             if row == column:
                 codes.fill_diagonal_(-128)
-                column_bar.fill_(127)  # its columns are its rows
-            if spare := -len(codes) % PEAK:  # rows that nothing lies above the bar of
+                column_threshold.fill_(127)  # a diagonal block has the same points as rows and columns
+            if spare := -len(codes) % PEAK:  # padding rows, whose threshold no code exceeds
                 codes = torch.nn.functional.pad(codes, (0, 0, 0, spare), value=-128)
-                row_bar = torch.nn.functional.pad(row_bar, (0, spare), value=127)
-            for who, where, found in zip((row, column), (column, row), above(codes, row_bar, column_bar), strict=True):
-                finds[who].append(_find(*found, order[where]))
+                row_threshold = torch.nn.functional.pad(row_threshold, (0, spare), value=127)
+            by_row, by_column = above(codes, row_threshold, column_threshold)
+            for who, where, found in ((row, column, by_row), (column, row, by_column)):
+                finds[who].append(_encode_finds(*found, order[where]))
                 room -= len(finds[who][-1])
-            if room < 0:  # crowds of points, too near to one another for eight bits
+            if room < 0:  # many points too close together for eight bits
                 return None
         some = order[row]
-        values[some], places[some] = _settle(points, plan, row, torch.cat(finds[row]), member, k)
-        proven[some] = values[some, -1] > plan.ceilings[row]
+        values[some], indices[some] = _score_shortlists(points, plan, row, torch.cat(finds[row]), member, k)
+        proven[some] = values[some, -1] > plan.thresholds[row]
         finds[row] = []
-    return (values, places, proven) if 2 * int(proven.sum()) >= count else None
+    return (values, indices, proven) if 2 * int(proven.sum()) >= count else None
 
 
 _Above = tuple[Int[Tensor, "P"], Int[Tensor, "P"], Real[Tensor, "P"]]
 
 
-def above(scores: Real[Tensor, "R B"], row_bar: Real[Tensor, "R"], column_bar: Real[Tensor, "B"]) -> tuple[_Above, _Above]:
-    """The rows, columns and scores of what lies above the bar of its row; the columns, rows and scores of what does so of its column.
+def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_threshold: Real[Tensor, "B"]) -> tuple[_Above, _Above]:
+    """Find the scores above the threshold of their row, and those above the threshold of their column.
 
-    Only few do. So the peaks of sixteen rows each, which one pass over the block finds for both sides, are looked at first.
+    Few scores are. One pass over the block therefore computes the maxima of sixteen rows each, which
+    serve both sides, and only tiles with a high maximum are inspected.
 
     Args:
-        scores: a block of them, its rows a multiple of 16.
-        row_bar: of each row.
-        column_bar: of each column.
+        scores: Block of scores, with a multiple of 16 rows.
+        row_threshold: Threshold of each row.
+        column_threshold: Threshold of each column.
+
+    Returns:
+        (rows, columns, scores) by row threshold, and (columns, rows, scores) by column threshold.
     """
-    tall, row_bars = scores.view(-1, PEAK, scores.shape[1]), row_bar.reshape(-1, PEAK)
-    tile, column = (tall.amax(1) > torch.minimum(row_bars.amin(1)[:, None], column_bar)).nonzero().unbind(1)
+    tall, row_tiles = scores.view(-1, PEAK, scores.shape[1]), row_threshold.reshape(-1, PEAK)
+    tile, column = (tall.amax(1) > torch.minimum(row_tiles.amin(1)[:, None], column_threshold)).nonzero().unbind(1)
     score = tall[tile, :, column]  # (tiles, 16)
 
-    def chosen(high: Bool[Tensor, "tiles 16"]) -> _Above:
+    def select(high: Bool[Tensor, "tiles 16"]) -> _Above:
         hot, inside = high.nonzero().unbind(1)
         return tile[hot] * PEAK + inside, column[hot], score[hot, inside]
 
-    by_row, by_column = chosen(score > row_bars[tile]), chosen(score > column_bar[column][:, None])
+    by_row, by_column = select(score > row_tiles[tile]), select(score > column_threshold[column][:, None])
     return by_row, (by_column[1], by_column[0], by_column[2])
 
 
-def _find(asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: Int8[Tensor, "P"], places: Int[Tensor, "B"]) -> Int[Tensor, "P"]:
-    """Finds in one whole number each, those who answer by their place among all points."""
-    return asking * _ROW + (127 - code.long()) * _CODE + places[answering]
+def _encode_finds(
+    asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: Int8[Tensor, "P"], indices: Int[Tensor, "B"]
+) -> Int[Tensor, "P"]:
+    """Encode each find as one integer, with the gallery point as its index among all points."""
+    return asking * _ROW + (127 - code.long()) * _CODE + indices[answering]
 
 
-def _settle(
+def _score_shortlists(
     points: Float[Tensor, "N D"], plan: _Plan, row: int, finds: Int[Tensor, "P"], member: Int[Tensor, "N"], k: int
 ) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
-    """The k best of each shortlist in float32. A list of less than k, or of very many, is not looked at: it ends in -inf."""
+    """Return the k best of each shortlist in float32.
+
+    A shortlist of fewer than k or very many points is skipped; its row ends in -inf.
+    """
     asking = plan.order[row]
     finds = finds.sort().values
     size = torch.bincount(finds // _ROW, minlength=len(asking))
     fit = (size >= k) & (size <= 4 * _shortlist(k))
     finds = finds[fit[finds // _ROW]]
-    who, code, place = finds // _ROW, 127 - finds % _ROW // _CODE, finds % _CODE
-    # The k highest codes are scored first. The least of their scores is a bar that few of the others might reach.
+    who, code, index = finds // _ROW, 127 - finds % _ROW // _CODE, finds % _CODE
+    # Score the k highest codes first. Few of the others can reach the lowest of their scores.
     first = nth(who, len(asking)) < k
     score = points.new_empty(len(who))
-    score[first] = _scores(points, asking[who[first]], place[first])
-    bar = points.new_zeros(len(asking))
-    bar[fit] = score[first].view(-1, k).amin(1)
-    reach = plan.step * (code + 128) + plan.doubts[row][who, member[place]]
-    further = ~first & ((reach >= bar[who]) | (code == 127))
-    score[further] = _scores(points, asking[who[further]], place[further])
-    # By place, as ties ask for; then a stable sort.
-    kept = (first | further).nonzero()[:, 0]
-    kept = kept[(who[kept] * _CODE + place[kept]).argsort()]
-    who, score, place = who[kept], score[kept], place[kept]
+    score[first] = _scores(points, asking[who[first]], index[first])
+    lowest = points.new_zeros(len(asking))
+    lowest[fit] = score[first].view(-1, k).amin(1)
+    reach = plan.step * (code + 128) + plan.error_bounds[row][who, member[index]]
+    further = ~first & ((reach >= lowest[who]) | (code == 127))
+    score[further] = _scores(points, asking[who[further]], index[further])
+    # Order by index, then sort stably, so that ties go to the lower index.
+    scored = (first | further).nonzero()[:, 0]
+    scored = scored[(who[scored] * _CODE + index[scored]).argsort()]
+    who, score, index = who[scored], score[scored], index[scored]
     rank = nth(who, len(asking))
-    width = max(k, int(rank.max()) + 1 if len(rank) else 0)
-    values, places = points.new_full((len(asking), width), -torch.inf), torch.full((len(asking), width), -1)
-    values[who, rank], places[who, rank] = score, place
+    width = max(k, int(rank.max()) + 1) if len(rank) else k
+    values, indices = points.new_full((len(asking), width), -torch.inf), torch.full((len(asking), width), -1)
+    values[who, rank], indices[who, rank] = score, index
     values, best = values.sort(dim=1, descending=True, stable=True)
-    return values[:, :k], places.gather(1, best[:, :k])
+    return values[:, :k], indices.gather(1, best[:, :k])
 
 
 def nth(who: Int[Tensor, "P"], count: int) -> Int[Tensor, "P"]:
-    """Of a sorted list of rows: how many of the same row stand before.
+    """Count, for each entry of a sorted list of rows, the earlier entries of the same row.
 
     Args:
-        who: the rows.
-        count: how many rows there are.
+        who: Sorted row indices.
+        count: Number of rows.
     """
     size = torch.bincount(who, minlength=count)
     return torch.arange(len(who)) - (size.cumsum(0) - size)[who]
 
 
 def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: Int[Tensor, "P"]) -> Float[Tensor, "P"]:
-    """The scores of pairs in float32, each summed in the same way, so that equal points have equal scores."""
+    """Return the scores of pairs in float32, all summed in the same way.
+
+    Equal points therefore have equal scores.
+    """
     some = (1 << 20) // points.shape[1]
     return torch.cat([points[one].mul_(points[other]).sum(1) for one, other in zip(asking.split(some), answering.split(some), strict=True)])
 
 
 @contextmanager
 def _engine(name: str) -> Iterator[None]:
-    """Products of eight bits by this library, and by the one before afterwards."""
+    """Use this library for eight-bit products, and restore the previous one afterwards."""
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
+    if _KERNELS:
+        torch.backends.quantized.engine = name
     try:
         yield
     finally:
-        torch.backends.quantized.engine = before
+        if _KERNELS:
+            torch.backends.quantized.engine = before

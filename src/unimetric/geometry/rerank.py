@@ -1,6 +1,6 @@
-"""Re-ranking: neighbours put into a better order by what their own neighbours say, before any metric sees them.
+"""Re-ranking: reorder neighbors by the neighbors they share, before metrics are computed.
 
-N pictures, K neighbours, M members of a set, R rows at a time.
+N images, K neighbors, M members of a set, R rows at a time.
 """
 
 from __future__ import annotations
@@ -17,44 +17,48 @@ from unimetric.geometry.space import Space
 
 
 def reranked(space: Space, *, k1: int = 20, k2: int = 6, weight: float = 0.3, depth: int = 100) -> Space:
-    """The same space, whose queries find their first neighbours in the order of k-reciprocal encoding.
-
-    Re-ranking person re-identification with k-reciprocal encoding (Zhong et al., CVPR 2017).
+    """Return the same space with the first neighbors of each query in k-reciprocal order.
 
         distance = (1 - weight) * Jaccard(V_query, V_item) + weight * d(query, item)
 
-    V of a picture holds exp(-d) of its k1 reciprocal neighbours (and of theirs, where two thirds of them are shared), scaled to sum 1 and
-    averaged over its k2 nearest. d is the squared distance over the picture's largest one (in the ball: the distance).
+    V of an image holds exp(-d) of its k1 reciprocal neighbors. Neighbors of a neighbor are added if
+    two thirds of them are shared. V is scaled to sum 1 and averaged over the k2 nearest neighbors.
+    d is the squared distance divided by the largest one of the image (in the Poincaré ball: the
+    distance).
 
-    Differs from the authors' code: V is kept as lists of its members and only the first `depth` neighbours are put in order, so that
-    no (N, N) matrix is made. A metric that looks deeper finds the rest in its old order.
+    Differs from the authors' code:
+        V is stored as lists of its members, and only the first `depth` neighbors are reordered, so
+        that no (N, N) matrix is created. Neighbors beyond `depth` keep their order.
+
+    Reference:
+        Re-ranking person re-identification with k-reciprocal encoding (Zhong et al., CVPR 2017).
 
     Args:
-        space: the embeddings; queries and gallery both lend their neighbours.
-        k1: how many neighbours may be reciprocal.
-        k2: over how many neighbours V is averaged.
-        weight: of the first distance; 1 changes nothing.
-        depth: how many neighbours of a query are put in order.
+        space: Embeddings. Neighbors come from queries and gallery.
+        k1: Number of neighbors that may be reciprocal.
+        k2: Number of neighbors over which V is averaged.
+        weight: Weight of the original distance. 1 changes nothing.
+        depth: Number of neighbors per query that are reordered.
     """
     if space.geometry == "inner":
-        raise UnimetricError("re-ranking asks for distances, and inner products are none", 'give the space `geometry="cosine"`')
+        raise UnimetricError("re-ranking needs distances, got inner products", 'build the space with `geometry="cosine"`')
     return space.reordered(_Reciprocal(space, k1, k2, weight, depth))
 
 
-def check_rerank(pictures: int, *, k1: int = 20, k2: int = 6) -> None:
-    """Stop where there are fewer pictures than neighbours to look at.
+def check_rerank(images: int, *, k1: int = 20, k2: int = 6) -> None:
+    """Raise an error if there are too few images to re-rank.
 
     Args:
-        pictures: how many there are, queries and gallery together.
-        k1: how many neighbours may be reciprocal.
-        k2: over how many neighbours a picture is averaged.
+        images: Number of images in queries and gallery together.
+        k1: Number of neighbors that may be reciprocal.
+        k2: Number of neighbors over which an image is averaged.
     """
     if not 0 < k2 <= k1:
-        raise UnimetricError(f"re-ranking with k1={k1} and k2={k2}", "choose 0 < k2 <= k1, such as k1=20, k2=6")
-    if pictures <= k1:
+        raise UnimetricError(f"re-ranking requires 0 < k2 <= k1, got k1={k1} and k2={k2}", "use 0 < k2 <= k1, such as k1=20, k2=6")
+    if images <= k1:
         raise UnimetricError(
-            f"re-ranking looks at the {k1} nearest others of each picture, and there are {pictures} pictures",
-            f"measure {k1 + 1} pictures at least, or leave `--rerank` out; in Python, `reranked` takes a smaller `k1`",
+            f"re-ranking uses the {k1} nearest others of each image, but there are only {images} images",
+            f"evaluate at least {k1 + 1} images, or remove `--rerank`; in Python, `reranked` accepts a smaller `k1`",
         )
 
 
@@ -71,17 +75,17 @@ class _Reciprocal:
         half = round(k1 / 2)
         mutual, mutual_half = self._mutual(k1), self._mutual(half)
         step = self._rows((k1 + 1) ** 2 * (half + 1))
-        self.members, self.shares = self._pack([self._encode(rows, mutual, mutual_half, half) for rows in step])
+        self.members, self.memberships = self._pack([self._encode(rows, mutual, mutual_half, half) for rows in step])
         if k2 > 1:
             step = self._rows(k2 * self.members.shape[1])
-            self.members, self.shares = self._pack([self._blend(rows, k2) for rows in step])
+            self.members, self.memberships = self._pack([self._blend(rows, k2) for rows in step])
 
     def again(self, space: Space) -> _Reciprocal:
-        """The order of another space, of some of the pictures: only they lend their neighbours."""
+        """Return the k-reciprocal order of a subspace, computed from its images only."""
         return _Reciprocal(space, self.k1, self.k2, self.weight, self.depth)
 
     def _rows(self, numbers: int) -> Iterator[Int[Tensor, "R"]]:
-        """Rows, as many at a time as the memory allows with so many numbers to a row."""
+        """Yield row indices, as many at a time as the memory allows for this many numbers per row."""
         every = torch.arange(self.space.size, device=self.space.device)
         yield from every.split(max(1, self.space.memory // (64 * numbers)))
 
@@ -93,11 +97,11 @@ class _Reciprocal:
         square = self.ask[rows[:, 0], : space.points.shape[1]].square().sum(1, keepdim=True)
         if space.geometry == "euclidean":
             return (square - 2 * score).clamp_min(0)
-        bend = 1 - space.curvature * square / 4  # what asks is doubled
+        bend = 1 - space.curvature * square / 4  # the coordinates of a query are doubled
         return (1 - 2 * space.curvature * score / bend).clamp_min(1).acosh()
 
     def _mutual(self, k: int) -> Bool[Tensor, "N K"]:
-        """Which of a picture's k neighbours have it among theirs."""
+        """Return which of the k neighbors of an image have it among theirs."""
         near = self.near[:, : k + 1]
         return torch.cat([(near[near[rows]] == rows[:, None, None]).any(2) for rows in self._rows((k + 1) ** 2)])
 
@@ -107,7 +111,7 @@ class _Reciprocal:
         own, own_mask = self.near[rows], mutual[rows]
         theirs, theirs_mask = self.near[own][:, :, : half + 1], mutual_half[own]  # (R, k1 + 1, half + 1)
         shared = ((theirs[:, :, :, None] == own[:, None, None, :]) & own_mask[:, None, None, :]).any(3) & theirs_mask
-        # In whole numbers: two thirds of three are two, in any precision.
+        # Integer arithmetic makes the comparison exact: two thirds of three are two.
         joins = own_mask & (3 * shared.sum(2) > 2 * theirs_mask.sum(2))
         members = torch.cat([own, theirs.flatten(1)], 1)
         mask = torch.cat([own_mask, (theirs_mask & joins[:, :, None]).flatten(1)], 1)
@@ -117,25 +121,25 @@ class _Reciprocal:
         members = members[:, : int(fresh.sum(1).max())]
         inside = members < self.space.size
         distance = self._distance(rows[:, None], members.where(inside, 0)) / self.largest[rows, None]
-        shares = (-distance).exp().where(inside, 0)
-        return members, shares / shares.sum(1, keepdim=True)
+        memberships = (-distance).exp().where(inside, 0)
+        return members, memberships / memberships.sum(1, keepdim=True)
 
     def _blend(self, rows: Int[Tensor, "R"], k2: int) -> tuple[Int[Tensor, "R M"], Float[Tensor, "R M"]]:
         near = self.near[rows, :k2]
         members, order = self.members[near].flatten(1).sort(dim=1)
-        shares = (self.shares[near] / k2).flatten(1).gather(1, order)
+        memberships = (self.memberships[near] / k2).flatten(1).gather(1, order)
         fresh = torch.nn.functional.pad(members[:, 1:] != members[:, :-1], (1, 0), value=True)
-        place = fresh.cumsum(1) - 1  # equal members share a place, where their shares add up
-        total = torch.zeros_like(shares).scatter_add_(1, place, shares)
-        first = torch.full_like(members, self.space.size).scatter_(1, place, members)
+        slot = fresh.cumsum(1) - 1  # equal members share a slot, in which their memberships are summed
+        total = torch.zeros_like(memberships).scatter_add_(1, slot, memberships)
+        first = torch.full_like(members, self.space.size).scatter_(1, slot, members)
         width = int((first < self.space.size).sum(1).max())
         return first[:, :width], total[:, :width]
 
     def _pack(self, parts: list[tuple[Int[Tensor, "R M"], Float[Tensor, "R M"]]]) -> tuple[Int[Tensor, "N M"], Float[Tensor, "N M"]]:
-        """Rows of sets as one table, as wide as the largest set; what is not there is member N, with a share of zero."""
+        """Stack sets into one table as wide as the largest set, padded with member N of membership zero."""
         width, pad = max(members.shape[1] for members, _ in parts), torch.nn.functional.pad
         members = torch.cat([pad(members, (0, width - members.shape[1]), value=self.space.size) for members, _ in parts])
-        return members, torch.cat([pad(shares, (0, width - shares.shape[1])) for _, shares in parts])
+        return members, torch.cat([pad(memberships, (0, width - memberships.shape[1])) for _, memberships in parts])
 
     def __call__(self, start: int, near: Int[Tensor, "R K"]) -> Int[Tensor, "R K"]:
         depth = min(self.depth, near.shape[1])
@@ -146,8 +150,8 @@ class _Reciprocal:
             rows = space.query[start + offset : start + offset + step][: len(near) - offset]
             some = near[offset : offset + len(rows), :depth]
             item = space.gallery[some.clamp_min(0)]
-            own = self.shares.new_zeros(len(rows), space.size + 1).scatter_(1, self.members[rows], self.shares[rows])
-            common = torch.minimum(own.gather(1, self.members[item].flatten(1)).view(*item.shape, width), self.shares[item]).sum(2)
+            own = self.memberships.new_zeros(len(rows), space.size + 1).scatter_(1, self.members[rows], self.memberships[rows])
+            common = torch.minimum(own.gather(1, self.members[item].flatten(1)).view(*item.shape, width), self.memberships[item]).sum(2)
             straight = self._distance(rows[:, None], item) / self.largest[rows, None]
             distance = (1 - self.weight) * (1 - common / (2 - common)) + self.weight * straight
             order = distance.where(some >= 0, torch.inf).sort(dim=1, stable=True).indices

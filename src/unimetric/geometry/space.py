@@ -1,9 +1,9 @@
-"""A space of embeddings: what every metric is a function of. It looks for neighbours once, exactly, in bounded memory.
+"""Space of embeddings, the input of every metric. Neighbors are searched once, exactly.
 
-A score is one inner product in every geometry, larger is nearer: a point that asks and a point that answers are each given the
-coordinates that make it so, and one search serves them all.
+In every geometry, a score is one inner product, and larger is nearer. Queries and gallery items get
+coordinates that make it so, and one search in bounded memory serves all geometries.
 
-N pictures, D dimensions, Q queries, G gallery items, C classes, K neighbours, H hits.
+N images, D dimensions, Q queries, G gallery items, C classes, K neighbors, H hits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
 
 
 class Average(float):
-    """A mean over queries that remembers what it is the mean of.
+    """Mean over queries that stores its terms.
 
     Args:
-        each: (M,) its terms, one for every query that has a match.
-        classes: (M,) the class of each of these queries.
+        each: (M,) terms, one for every query with a match.
+        classes: (M,) class of each of these queries.
     """
 
     each: Float[Tensor, "M"]
@@ -44,14 +44,18 @@ class Average(float):
 
 @dataclass(frozen=True)
 class Hits:
-    """Where the matches of some queries stand among their neighbours: all that a retrieval metric needs, and no (Q, G) matrix.
+    """Ranks of the matches of some queries among their neighbors, without a (Q, G) matrix.
+
+    Retrieval metrics need nothing else.
 
     Args:
-        query: (H,) which of these queries a hit belongs to.
-        rank: (H,) its place among the query's neighbours; the nearest has 1.
-        nth: (H,) it is its query's nth hit.
-        relevant: (Q,) how many matches a query has in the gallery, found or not, itself left out.
-        members: (Q,) the same, the query itself counted where it stands in the gallery: n_c, the size of its class there.
+        query: (H,) query that a hit belongs to.
+        rank: (H,) rank among the neighbors of the query. The nearest has rank 1.
+        nth: (H,) number of the hit among the hits of its query, from 1.
+        relevant: (Q,) number of matches of a query in the gallery, found or not, without the query
+            itself.
+        members: (Q,) the same, including the query itself if it is in the gallery: n_c, the size of
+            its class there.
     """
 
     query: Int[Tensor, "H"]
@@ -61,56 +65,63 @@ class Hits:
     members: Int[Tensor, "Q"]
 
     def count(self, within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
-        """How many hits a query has among its first neighbours, as many as `within` says."""
+        """Count the hits of each query among its first `within` neighbors."""
         return self._total(torch.ones_like(self.rank, dtype=torch.float64), within)
 
     def precision(self, within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
-        """Sum of the precision at a query's hits: for each, the share of hits among the neighbours up to and including it."""
+        """Sum the precision at each hit of a query.
+
+        The precision at a hit is the fraction of hits among the neighbors up to and including it.
+        """
         return self._total(self.nth.to(torch.float64) / self.rank, within)
 
     def first(self, within: int) -> Float[Tensor, "Q"]:
-        """One over the rank of a query's first hit; zero where there is none."""
+        """Return one over the rank of the first hit of each query, or zero if there is none."""
         return self._total((self.nth == 1).to(torch.float64) / self.rank, within)
 
     def _total(self, values: Float[Tensor, "H"], within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
         limit = within[self.query] if isinstance(within, Tensor) else within
         length = torch.bincount(self.query, minlength=len(self.relevant))
-        # Sums of sorted runs: they add in one order on every device, as index_add_ would not.
+        # Sums of sorted runs have the same order of addition on every device, unlike index_add_.
         return torch.segment_reduce(values.where(self.rank <= limit, 0), "sum", lengths=length, unsafe=True, initial=0)
 
 
 class Rerank(Protocol):
-    """Puts the first `depth` neighbours of some queries into another order: what `unimetric.geometry.rerank` gives to a space."""
+    """Interface of `unimetric.geometry.rerank`: reorders the first `depth` neighbors of queries."""
 
     depth: int
 
     def __call__(self, start: int, near: Int[Tensor, "R K"], /) -> Int[Tensor, "R K"]:
-        """The columns of the gallery that the queries from `start` on have found, in their new order."""
+        """Return the gallery columns found by the queries from `start` on, in their new order."""
         ...
 
     def again(self, space: Space, /) -> Rerank:
-        """The same for another space."""
+        """Return the reranking of another space."""
         ...
 
 
 class Space:
-    """Embeddings and labels, the queries among them and the gallery that answers.
+    """Embeddings and labels, divided into queries and a gallery.
 
-    A query without a match in the gallery (alone in its class, say) cannot be answered. It still stands in the gallery, is left out
-    of every mean over queries, and `unmatched` counts it.
+    A query without a match in the gallery (for example, alone in its class) cannot be evaluated. It
+    stays in the gallery, is excluded from every mean over queries, and is counted by `unmatched`.
 
     Args:
-        embeddings: (N, D) as the model gives them. float64 is searched in float64, everything else in float32.
-        labels: (N,) any integers. Classes of different sources are different classes, whatever their labels.
-        query: (N,) bool, pictures that ask; all, if not given.
-        gallery: (N,) bool, pictures that answer; all, if not given. A picture that does both never answers itself.
-        geometry: "cosine", "euclidean", "inner" (the inner product of points as they are: longer ones are nearer to all) or "poincare"
-            (points of a ball, always searched in float64).
-        source: (N,) number of the dataset that a picture is from; one dataset, if not given.
-        source_names: the names of the datasets, by number.
-        memory: bytes that a search may take beyond the points themselves and what it gives back.
-        seed: of the clustering.
-        curvature: c of the ball, whose radius is 1/sqrt(c); for "poincare" only.
+        embeddings: (N, D) output of the model. float64 is searched in float64, everything else in
+            float32.
+        labels: (N,) any integers. Classes of different sources are different, whatever their
+            labels.
+        query: (N,) bool mask of the queries. Defaults to all images.
+        gallery: (N,) bool mask of the gallery. Defaults to all images. An image in both never finds
+            itself.
+        geometry: "cosine", "euclidean", "inner" (inner product of the vectors as they are: longer
+            ones are nearer to all) or "poincare" (points of the Poincaré ball, always searched in
+            float64).
+        source: (N,) dataset number of each image. Defaults to one dataset.
+        source_names: Names of the datasets, by number.
+        memory: Bytes that a search may use in addition to the points and its result.
+        seed: Seed of the clustering.
+        curvature: Curvature c of the Poincaré ball, whose radius is 1/sqrt(c). Only for "poincare".
     """
 
     def __init__(
@@ -128,12 +139,15 @@ class Space:
         curvature: float = 0.1,
     ) -> None:
         if geometry not in GEOMETRIES:
-            raise UnimetricError(f"no geometry `{geometry}`", closest(geometry, GEOMETRIES))
+            raise UnimetricError(f"unknown geometry `{geometry}`", closest(geometry, GEOMETRIES))
         points = torch.as_tensor(embeddings).detach()
         if points.ndim != 2 or not len(points):
-            raise UnimetricError(f"embeddings have shape {tuple(points.shape)}", "give one row a picture, at least one: (N, D)")
+            raise UnimetricError(f"embeddings must have shape (N, D) with N >= 1, got {tuple(points.shape)}", "use one row per image")
         if not torch.stack(points.aminmax()).isfinite().all():
-            raise UnimetricError("embeddings hold NaN or infinity", "the model has diverged: lower its learning rate, or clip its gradient")
+            raise UnimetricError(
+                "embeddings must be finite, got NaN or infinity",
+                "the model has diverged: lower its learning rate or clip its gradient",
+            )
         self.geometry, self.memory, self.seed, self.curvature = geometry, memory, seed, curvature
         self.size, self.device = len(points), points.device
         self.points = self._place(points)
@@ -151,19 +165,20 @@ class Space:
         column = torch.full((self.size,), default) if values is None else torch.as_tensor(values)
         if column.shape != (self.size,):
             raise UnimetricError(
-                f"{name} has shape {tuple(column.shape)}, but there are {self.size} embeddings", "give one value a picture"
+                f"`{name}` must have one value per embedding ({self.size}), got shape {tuple(column.shape)}",
+                f"use an array of shape ({self.size},)",
             )
         if dtype == torch.int64 and column.is_floating_point():
-            raise UnimetricError(f"{name} holds {column.dtype}", "give integers")
+            raise UnimetricError(f"`{name}` must hold integers, got {column.dtype}", f"convert it: `{name}.astype(np.int64)`")
         if dtype == torch.bool and column.dtype != torch.bool:
-            raise UnimetricError(f"{name} holds {column.dtype}", f"give a mask: `{name} = np.isin(np.arange(N), rows)`")
+            raise UnimetricError(f"`{name}` must be a bool mask, got {column.dtype}", f"use a mask: `{name} = np.isin(np.arange(N), rows)`")
         return column.to(self.device, dtype)
 
     def _choose(self, query: Bool[Tensor, "N"], gallery: Bool[Tensor, "N"]) -> None:
         self.query, self.gallery = query.nonzero()[:, 0], gallery.nonzero()[:, 0]
         self.queries, self.answers = len(self.query), len(self.gallery)
         column = torch.where(gallery, gallery.cumsum(0) - 1, -1)
-        self.own = column[self.query]  # (Q,) the column of the gallery in which a query itself stands, or -1
+        self.own = column[self.query]  # (Q,) gallery column of the query itself, or -1
         counts = torch.bincount(self.labels[self.gallery], minlength=self.classes)
         self.relevant = counts[self.labels[self.query]] - (self.own >= 0).long()
         self.matched = (self.relevant > 0).nonzero()[:, 0]
@@ -175,28 +190,33 @@ class Space:
     # --- geometry ----------------------------------------------------------------------------------------------------
 
     def _place(self, points: Tensor) -> Float[Tensor, "N D"]:
-        """The points that are measured: unit vectors, vectors as they are, or vectors checked to lie within the ball."""
+        """Return the points to search: unit vectors, plain vectors, or checked hyperbolic points."""
         if self.geometry == "poincare":
             points = points.to(torch.float64)
-            if (largest := float(points.norm(dim=1).max()) * self.curvature**0.5) >= 1:
+            largest = float(points.norm(dim=1).max()) * self.curvature**0.5
+            if largest >= 1:
                 raise UnimetricError(
-                    f"a point lies outside the ball of curvature {self.curvature} (at {largest:.3f} of its radius)",
-                    "give the curvature that the embeddings were made with, or use geometry='cosine'",
+                    f"points must be inside the Poincaré ball of curvature {self.curvature}, got one at {largest:.3f} of its radius",
+                    "use the curvature of the embeddings, or `geometry='cosine'`",
                 )
         elif points.dtype != torch.float64:
             points = points.to(torch.float32)
-        return points / points.norm(dim=1, keepdim=True).clamp_min(1e-6) if self.geometry == "cosine" else points
+        if self.geometry == "cosine":
+            return points / points.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        return points
 
     def sides(self) -> tuple[Float[Tensor, "N E"], Float[Tensor, "N E"]]:
-        """Coordinates whose inner product grows as the distance shrinks, of the points as they ask and as they answer.
+        """Return coordinates whose inner product falls with the distance of query and gallery item.
 
-            euclidean: -|x - y|^2 / 2           =  <x, y> - |y|^2 / 2 + (what is the same for every y)
-            poincare:  -|x - y|^2 / (1 - c y^2) =  <2x, y> / (1 - c y^2) - x^2 / (1 - c y^2) - y^2 / (1 - c y^2)
+            euclidean: -|x - y|^2 / 2 = <x, y> - |y|^2 / 2 + (constant in y)
+            poincare:  -|x - y|^2 / (1 - c y^2) = (<2x, y> - x^2 - y^2) / (1 - c y^2)
 
-        and the distance in the ball, (1/sqrt c) arcosh(1 + 2c |x - y|^2 / ((1 - c x^2)(1 - c y^2))), grows with the latter for a fixed x.
+        For a fixed x, the distance in the Poincaré ball, (1/sqrt c) arcosh(1 + 2c |x - y|^2 / ((1 -
+        c x^2)(1 - c y^2))), is a monotonic function of the latter.
         """
         points = self.points
-        if self.geometry == "euclidean":  # around their mean and within the unit ball, where float32 is finest; no order changes
+        if self.geometry == "euclidean":
+            # Shifting and scaling keep the order. float32 is most precise near the origin.
             points = points - points.mean(0)
             points = points / points.norm(dim=1).max().clamp_min(1e-12)
         if self.geometry in ("cosine", "inner"):
@@ -208,17 +228,20 @@ class Space:
         ask = torch.cat([2 * points, -square, -torch.ones_like(square)], 1)
         return ask, torch.cat([points * scale, scale, square * scale], 1)
 
-    # --- neighbours --------------------------------------------------------------------------------------------------
+    # --- neighbors ---------------------------------------------------------------------------------------------------
 
     def expect(self, k: int) -> None:
-        """Say how deep metrics are going to look, so that the first search is deep enough for all of them."""
+        """Announce the depth that metrics will need, so that the first search is deep enough for all."""
         self._expected = max(self._expected, k)
 
     def neighbors(self, k: int) -> Int[Tensor, "Q K"]:
-        """The k nearest gallery items of every query, nearest first, as rows of the space; -1 where there are no more.
+        """Return the k nearest gallery items of every query, nearest first.
 
         Args:
-            k: how many; at most all of the gallery.
+            k: Number of neighbors, at most the size of the gallery.
+
+        Returns:
+            (Q, K) row numbers of the space. -1 if there are no more.
         """
         return torch.cat([torch.where(near >= 0, self.gallery[near], -1) for _, near in self._search(k)])
 
@@ -226,7 +249,9 @@ class Space:
 
     def _search(self, k: int) -> Iterator[tuple[int, Int[Tensor, "R K"]]]:
         if not 0 < k <= self.answers:
-            raise UnimetricError(f"k={k} neighbours of a gallery of {self.answers}", "give a k from 1 to the size of the gallery")
+            raise UnimetricError(
+                f"`k` must be between 1 and the size of the gallery ({self.answers}), got k={k}", f"use a k from 1 to {self.answers}"
+            )
         ask, answer = self.sides()
         ask = ask if self.queries == self.size else ask[self.query]
         answer = answer if self.answers == self.size else answer[self.gallery]
@@ -235,10 +260,10 @@ class Space:
             yield start, near if self.rerank is None else self.rerank(start, near)[:, :k]
 
     def hits(self, k: int) -> Iterator[Hits]:
-        """The matches among (at least) the k nearest neighbours, some queries at a time.
+        """Yield the matches among (at least) the k nearest neighbors, some queries at a time.
 
-        They are kept, so that the next metric needs no search; unless they would not fit the memory, as with two classes of 50,000
-        pictures each and a k as large. Then each metric searches anew.
+        The result is cached for the next metric, unless it exceeds the memory. An example is two
+        classes of 50,000 images each with an equally large k. Then every metric searches again.
         """
         if self._held is not None and self._held[0] >= min(k, self.answers):
             yield self._held[1]
@@ -246,7 +271,7 @@ class Space:
         depth = min(max(k, self._expected), self.answers)
         queries, ranks, size = [], [], 0
         labels = self.labels.to(torch.int32)
-        answers = torch.cat([labels[self.gallery], labels.new_tensor([-1])])  # a column of -1 finds the last one: no class
+        answers = torch.cat([labels[self.gallery], labels.new_tensor([-1])])  # a column of -1 selects the last entry: not a class
         for start, near in self._search(depth):
             rows = slice(start, start + len(near))
             found = (answers[near] == labels[self.query[rows], None]).nonzero().to(torch.int32)
@@ -266,29 +291,31 @@ class Space:
         return Hits(query, rank, nth, relevant, relevant + (self.own[rows] >= 0))
 
     def average(self, k: int, value: Callable[[Hits], Tensor]) -> Average:
-        """The mean over queries of a value of their hits among the k nearest; queries without a match are left out.
+        """Average a value of the hits among the k nearest neighbors over all queries with a match.
 
         Args:
-            k: how deep the value looks; it is handed hits at least so deep.
-            value: given some queries' hits, gives (Q,) one number a query.
+            k: Depth that the value needs. It receives hits of at least this depth.
+            value: Function from the hits of some queries to (Q,) one value per query.
         """
         if k < 1:
-            raise UnimetricError(f"k={k} neighbours", "look at one neighbour at least")
+            raise UnimetricError(f"`k` must be at least 1, got k={k}", "use `k=1` or more")
         if not len(self.matched):
             raise UnimetricError(
-                f"none of {self.queries} queries has a picture of its class in the gallery of {self.answers}",
+                f"queries need an image of their class in the gallery of {self.answers}, but none of {self.queries} queries has one",
                 "check the labels, and that query and gallery share classes",
             )
         each = torch.cat([value(hits).to(torch.float64) for hits in self.hits(k)])
         return Average(each[self.matched], self.labels[self.query[self.matched]])
 
-    # --- parts, sums and clusters ------------------------------------------------------------------------------------
+    # --- subspaces, sums and clusters --------------------------------------------------------------------------------
 
     def within(self, rows: Bool[Tensor, "N"]) -> Space:
-        """The space of some of the pictures only, with their queries, their gallery and their classes; put in order anew if this one is.
+        """Return the subspace of some images, with their queries, gallery and classes.
+
+        If this space is reranked, the subspace is reranked from its own images.
 
         Args:
-            rows: which pictures.
+            rows: (N,) bool mask of the images.
         """
         asks, answers = torch.zeros_like(rows), torch.zeros_like(rows)
         asks[self.query], answers[self.gallery] = True, True
@@ -298,23 +325,26 @@ class Space:
         part.size, part.classes = len(part.points), len(known)
         part.rerank, part._clusters = None, {}
         part._choose(asks[rows], answers[rows])
-        return part if self.rerank is None or not part.queries else part.reordered(self.rerank.again(part))
+        if self.rerank is None or not part.queries:
+            return part
+        return part.reordered(self.rerank.again(part))
 
     def reordered(self, rerank: Rerank) -> Space:
-        """The same space, whose queries find their neighbours in another order.
+        """Return the same space with its neighbors in another order.
 
         Args:
-            rerank: what puts them in order.
+            rerank: Function that reorders them.
         """
         other = copy.copy(self)
         other.rerank, other._held = rerank, None
         return other
 
     def spectrum(self) -> Float[Tensor, "D"]:
-        """The singular values of the points, largest first, in float64; those below the rounding of the points are zero.
+        """Return the singular values of the points, largest first, in float64.
 
-        By a QR decomposition of some rows at a time below the triangle of the rows before: D^2 numbers are kept, and small singular
-        values keep their digits, which they would lose in the product of the matrix with itself.
+        Values below the rounding error of the points are set to zero. A QR decomposition adds some
+        rows at a time to the triangle of the previous rows. It stores D^2 numbers, and small
+        singular values keep their digits, which the product of the matrix with itself would lose.
         """
         dim = self.points.shape[1]
         triangle = torch.empty(0, dim, dtype=torch.float64, device=self.device)
@@ -324,7 +354,7 @@ class Space:
         return values.where(values > torch.finfo(self.points.dtype).eps * values[0], 0)
 
     def sums(self) -> tuple[Float[Tensor, "C D"], Int[Tensor, "C"]]:
-        """The sum of the unit vectors of each class, in float64, and how many they are."""
+        """Return the sum of the unit vectors of each class in float64, and their number."""
         total = torch.zeros(self.classes, self.points.shape[1], dtype=torch.float64, device=self.device)
         rows = max(1, self.memory // (32 * self.points.shape[1]))
         for some, labels in zip(self.points.split(rows), self.labels.split(rows), strict=True):
@@ -333,11 +363,13 @@ class Space:
         return total, torch.bincount(self.labels, minlength=self.classes)
 
     def clusters(self, *, k: int | None = None, iterations: int = 20, seeding: str = "random") -> Int[Tensor, "N"]:
-        """The cluster of every picture, by k-means on the points (in the ball: on their images under the logarithm at its centre).
+        """Return the k-means cluster of every image.
+
+        The Poincaré ball is mapped to its tangent space at the origin by the logarithm first.
 
         Args:
-            k: how many clusters; as many as classes, if not given.
-            iterations: how often centres move.
+            k: Number of clusters. Defaults to the number of classes.
+            iterations: Number of center updates.
             seeding: "random" or "plusplus".
         """
         key = (k or self.classes, iterations, seeding)

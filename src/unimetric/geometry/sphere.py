@@ -1,6 +1,6 @@
 """Unit vectors, their cosine similarities and distances.
 
-The products have gradients of their own, which take fewer steps than those of autograd.
+The products have custom gradients, which take fewer operations than those of autograd.
 """
 
 from __future__ import annotations
@@ -14,38 +14,51 @@ from torch import Tensor
 
 
 def unit(x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
-    """x / |x|. A zero vector stays zero, with zero gradient: 1 / |x| would blow up a half-precision number."""
+    """Return x / |x|.
+
+    A zero vector stays zero, with zero gradient, because 1 / |x| would overflow in half precision.
+    """
     square = x.square().sum(-1, keepdim=True)
     return x * torch.where(square > 1e-12, square, math.inf).rsqrt()
 
 
 def euclidean(similarity: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """|a - b| of unit vectors from their cosine: sqrt(2 - 2 s). The epsilon keeps the gradient finite where a = b."""
+    """Return |a - b| = sqrt(2 - 2 s) of unit vectors from their cosine s.
+
+    The epsilon keeps the gradient finite at a = b.
+    """
     return torch.rsub(similarity, 2 + epsilon, alpha=2).clamp_min(epsilon).sqrt()
 
 
 def distances(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, epsilon: float = 1e-8) -> Float[Tensor, "B R"]:
-    """|a - b| of any vectors, by the expanded square: no B x R x D tensor."""
+    """Return |a - b| of any vectors from the expanded square, without a B x R x D tensor."""
     square = a.square().sum(-1)[:, None] + b.square().sum(-1)[None, :] - 2 * a @ b.T
     return square.clamp_min(0).add(epsilon).sqrt()
 
 
 def class_cosines(embeddings: Float[Tensor, "B D"], proxies: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:
-    """Cosine similarity of every embedding to every class's direction, in the precision of the directions.
+    """Return the cosine similarity of every embedding to every class direction.
 
-    They are parameters and stay in float32: half precision would round away the step of their optimiser.
+    Computed in the precision of the directions. They are parameters and stay in float32, because
+    half precision would round away the steps of their optimizer.
     """
     return cosines(embeddings.to(proxies.dtype), proxies)
 
 
 def cosines(anchors: Float[Tensor, "B D"], references: Float[Tensor, "R D"] | None = None) -> Float[Tensor, "B R"]:
-    """unit(anchors) @ unit(references).T, or of the anchors with themselves, with a third of the steps in its backward pass."""
+    """Return unit(anchors) @ unit(references).T. Without references, compare anchors with each other.
+
+    The backward pass takes a third of the operations of autograd.
+    """
     result: Tensor = _SelfCosines.apply(anchors) if references is None else _Cosines.apply(anchors, references)
     return result
 
 
 class _Cosines(torch.autograd.Function):
-    """With c = u . v of unit vectors, dc/da = (v - c u) / |a|. A vector shorter than 1e-6 counts as being of that length."""
+    """Cosine c = u . v of unit vectors, with dc/da = (v - c u) / |a|.
+
+    A vector shorter than 1e-6 is treated as having that length.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -57,16 +70,19 @@ class _Cosines(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
         slope, (a, b, u, v, a_norm, b_norm, cosine) = upstream[0], ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient's own gradient is wanted, and goes by way of the inputs
+        if torch.is_grad_enabled():  # a second derivative depends on the inputs
             (u, a_norm), (v, b_norm) = _direction(a), _direction(b)
         along = slope * cosine
-        to_a = torch.addcmul(slope @ v, u, along.sum(1, keepdim=True), value=-1) / a_norm if ctx.needs_input_grad[0] else None
-        to_b = torch.addcmul(slope.T @ u, v, along.sum(0)[:, None], value=-1) / b_norm if ctx.needs_input_grad[1] else None
+        to_a = to_b = None
+        if ctx.needs_input_grad[0]:
+            to_a = torch.addcmul(slope @ v, u, along.sum(1, keepdim=True), value=-1) / a_norm
+        if ctx.needs_input_grad[1]:
+            to_b = torch.addcmul(slope.T @ u, v, along.sum(0)[:, None], value=-1) / b_norm
         return to_a, to_b
 
 
 class _SelfCosines(torch.autograd.Function):
-    """The same where both sides are one: a single product in the backward pass."""
+    """Cosines of vectors with themselves, with a single product in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
@@ -89,21 +105,25 @@ def _direction(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _full_product(u: Tensor, v: Tensor) -> Tensor:
-    """u @ v.T, which autocast would leave in half precision. Cast only where needed: an alias loses its gradient under torch.compile."""
+    """Return u @ v.T in the precision of u, which autocast would reduce to half.
+
+    Cast only if needed, because an alias loses its gradient under torch.compile.
+    """
     product = u @ v.T
     return product if product.dtype == u.dtype else product.to(u.dtype)
 
 
 def upcast_half(x: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
-    """Half precision as float32, anything else as it is.
+    """Convert half precision to float32, and return anything else unchanged.
 
-    The engine hands losses float32. Whoever calls one with bfloat16 or float16 would lose small distances, and the sums overflow.
+    The training loop passes float32 to losses. A direct call with bfloat16 or float16 would lose
+    small distances, and the sums would overflow.
     """
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def gram(x: Float[Tensor, "B D"]) -> Float[Tensor, "B B"]:
-    """x @ x.T. Its gradient is one product, where autograd would make two and add them."""
+    """Return x @ x.T. Its gradient is one product instead of the sum of two."""
     return _Gram.apply(x)
 
 
@@ -116,4 +136,4 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return (upstream[0] + upstream[0].T).to(x) @ x  # under autocast the products came out in half precision
+        return (upstream[0] + upstream[0].T).to(x) @ x  # under autocast, the upstream gradient is in half precision

@@ -1,4 +1,4 @@
-"""Sums over all triplets of two masks without a B x R x R tensor, and similarities of mined triplets."""
+"""Sums over all triplets of two masks without a B x R x R tensor, and cosines of mined triplets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from torch import Tensor
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, match
 from unimetric.geometry.sphere import unit, upcast_half
 
-#: Numbers in the largest (B, M, R) block that is made where there is a choice: 64 MiB of float32.
+#: Maximum number of entries of an optional (B, M, R) block: 64 MiB of float32.
 BLOCK = 2**24
 
-#: Numbers in a block that stays in a core's cache.
+#: Number of entries of a block that fits the cache of a core.
 CACHED = 2**18
 
 
 def triplet_hinges(
     far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], pairs: Pairs, margin: float
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
-    """Sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks, how many are active, and how many there are.
+    """Return the sum of [far(a, p) - near(a, n) + margin]_+ over every triplet of the masks.
 
-    No B x R x R tensor is made.
+    No B x R x R tensor is created.
+
+    Args:
+        far: (B, R) values of the positives.
+        near: (B, R) values of the negatives.
+        pairs: Masks of positives and negatives.
+        margin: Margin of the hinge.
+
+    Returns:
+        The sum, the number of active triplets, and the number of triplets.
     """
     total, active, _, _ = _hinges(far, near, pairs.positive, pairs.negative, margin)
     return total, active, (pairs.positive.sum(-1) * pairs.negative.sum(-1)).sum()
 
 
-# An operator of its own, which a compiler leaves whole: captured for all batches, it could not count an anchor's few positives.
+# A custom operator, which a compiler does not open. A graph captured for all batches could not count
+# the few positives of an anchor.
 @torch.library.custom_op(
     "unimetric::triplet_hinges",
     mutates_args=(),
@@ -40,9 +50,10 @@ def triplet_hinges(
 def _hinges(
     far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], margin: float
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """The sum, how many are active, and the gradients of the sum, which count them for each entry."""
+    """Return the sum, the number of active triplets, and the gradients, which count them per entry."""
     reach, rivals = torch.where(positive, far + margin, -math.inf), torch.where(negative, near, math.inf)
-    # To read a count makes a GPU wait. A CPU waits for nothing, and where an anchor has few positives does without the sort.
+    # Reading a count would synchronize with a GPU. On a CPU it is free, and if each anchor has few
+    # positives, the sort is unnecessary.
     most = max(1, int(positive.sum(-1).max())) if far.device.type == "cpu" else far.shape[1]
     if most * 8 <= far.shape[1] and most <= 64:
         reach, columns = reach.topk(most)  # (B, M)
@@ -56,10 +67,10 @@ def _hinges(
             torch.sum(violated, -1, out=pulled[rows])
             torch.sum(violated, 1, out=pushed[rows])
         return total, pulled.sum(dtype=torch.float64).long(), torch.zeros_like(far).scatter_(1, columns, pulled), pushed.neg_()
-    # Sorted negatives and their running sums give each positive its sum at once: O(R log R) a row.
+    # With sorted negatives and their running sums, each positive's sum is one lookup: O(R log R) per row.
     low, high = rivals.sort(-1).values, reach.sort(-1).values
     running = torch.nn.functional.pad(torch.where(low.isfinite(), low, 0).cumsum(-1), (1, 0))
-    pulled = torch.where(positive, torch.searchsorted(low, reach), 0)  # how many negatives lie below each positive
+    pulled = torch.where(positive, torch.searchsorted(low, reach), 0)  # number of negatives below each positive
     total = torch.where(positive, pulled * reach - running.gather(-1, pulled), 0).sum()
     pushed = torch.where(negative, far.shape[1] - torch.searchsorted(high, rivals, right=True), 0)
     return total, pulled.sum(), pulled.to(far.dtype), -pushed.to(far.dtype)
@@ -85,10 +96,11 @@ _hinges.register_autograd(_backward, setup_context=_save)
 def triplet_cosines(
     miner: Any, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None
 ) -> tuple[Triplets, Float[Tensor, "T"], Float[Tensor, "T"]]:
-    """What a miner of triplets finds, and the cosine similarities of anchor and positive, and of anchor and negative.
+    """Mine triplets and return the cosines of anchor and positive, and of anchor and negative.
 
-    The miner sees the whole matrix without gradient. The few that it chose are made again from their vectors, so that no B x R matrix
-    goes through the backward pass. An anchor that is its own positive or negative has the similarity 1, without gradient.
+    The miner receives the whole matrix without gradient. The few selected similarities are
+    recomputed from their vectors, so that no B x R matrix is part of the backward pass. An anchor
+    that is its own positive or negative has similarity 1, without gradient.
     """
     anchors = unit(upcast_half(embeddings))
     references = anchors if memory is None else unit(upcast_half(memory.embeddings))

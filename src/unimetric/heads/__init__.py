@@ -1,4 +1,11 @@
 """One file per head: `head(tokens (B, 1 + N, C)) -> raw embedding (B, D)`, with the attribute `dim` = D.
 
-The first token is the global token of the image; the others are the spatial positions of the backbone's last stage.
+The first token is the global token of the image; the others are the spatial positions of the
+backbone's last stage. The interface is `kinds.Head`.
 """
+
+from __future__ import annotations
+
+from unimetric.spec import catalogue
+
+catalogue(__name__)

@@ -7,15 +7,6 @@ from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
 
-POOLS = ("summary", "mean", "max")
-
-
-def check_choice(head: str, name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise an error that names the argument unless its value is one of the choices."""
-    if value not in choices:
-        listed = ", ".join(f"`{choice}`" for choice in choices)
-        raise UnimetricError(f"{head}: `{name}` must be one of {listed}, got {value!r}", f"use `{name}={choices[0]!r}`")
-
 
 def pool_tokens(tokens: Float[Tensor, "B N C"], pool: str) -> Float[Tensor, "B C"]:
     """Reduce the tokens of an image to one vector.

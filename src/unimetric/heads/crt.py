@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
+from unimetric.arguments import Count, Natural, Positive
 from unimetric.errors import UnimetricError
-from unimetric.heads._common import POOLS, check_choice, init_kaiming, pool_tokens
+from unimetric.heads._common import init_kaiming, pool_tokens
+from unimetric.kinds import Head
 
-_INITS = ("torch", "kaiming", "orthogonal", "linear")
 
-
-class CRT(nn.Module):
+class CRT(Head):
     """Coded residual transform with two branches.
 
         a_kj = log(1 + exp(x_j . c_k));   r_k = sum_j a_kj (x_j - c_k);   f = 1/K sum_k Gamma_k(r_k)
@@ -75,25 +75,25 @@ class CRT(nn.Module):
     def __init__(
         self,
         *,
-        dim: int = 128,
-        hidden: int = 1024,
-        prototypes: int = 64,
-        low_prototypes: int = 49,
+        dim: Count = 128,
+        hidden: Count = 1024,
+        prototypes: Count = 64,
+        low_prototypes: Count = 49,
         shared: bool = True,
         activated: bool = False,
-        reduce: int = 0,
+        reduce: Natural = 0,
         separate: bool = True,
         normalise_positions: bool = False,
         coded: bool = True,
-        init: str = "torch",
-        prototype_std: float | None = None,
+        init: Literal["torch", "kaiming", "orthogonal", "linear"] = "torch",
+        prototype_std: Positive | None = None,
         residual: bool = True,
-        pool: str = "summary",
-        features: int,
+        pool: Literal["summary", "mean", "max"] = "summary",
+        features: Count,
     ) -> None:
-        super().__init__()
-        _check(prototypes, low_prototypes, init, prototype_std, coded, pool)
-        self.dim, self.dims, self.shared, self.coded = dim, (dim, hidden), shared, coded
+        super().__init__(dim, (dim, hidden))
+        _check(init, prototype_std, coded, pool)
+        self.shared, self.coded = shared, coded
         self.activated, self.normalise_positions, self.pool = activated, normalise_positions, pool
         self.low: nn.Module
         self.high: nn.Module
@@ -132,10 +132,6 @@ class CRT(nn.Module):
             return self.low(coded), (coded if self.activated else hidden).mean(0)
         return self.low(coded), self.high(gelu(self.high_coder(positions, scale)))
 
-    def join(self, branches: tuple[Tensor, ...]) -> Float[Tensor, "B D"]:
-        """Return the first branch, which is the embedding."""
-        return branches[0]
-
     def forward(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B D"]:
         return self.join(self.branches(tokens))
 
@@ -152,15 +148,8 @@ class CRT(nn.Module):
         return self.reduce(tokens[:, 1:])
 
 
-def _check(prototypes: int, low_prototypes: int, init: str, std: float | None, coded: bool, pool: str) -> None:
-    """Raise an error for argument values that the head does not support."""
-    check_choice("crt", "init", init, _INITS)
-    check_choice("crt", "pool", pool, POOLS)
-    for name, count in (("prototypes", prototypes), ("low_prototypes", low_prototypes)):
-        if count < 1:
-            raise UnimetricError(f"crt: `{name}` must be at least 1, got {count}", "use `prototypes=64`, as in the paper")
-    if std is not None and std <= 0:
-        raise UnimetricError(f"crt: `prototype_std` must be above 0, got {std}", "use `prototype_std=0.18`, or drop it")
+def _check(init: str, std: float | None, coded: bool, pool: str) -> None:
+    """Raise an error for combinations of arguments that the head does not support."""
     if std is not None and init == "orthogonal":
         raise UnimetricError("crt: `prototype_std` requires an `init` other than `orthogonal`", "drop `prototype_std` or `init`")
     if coded and pool != "summary":

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Real
 from unimetric.geometry import unit
+from unimetric.kinds import Head
 
 #: The weightings whose best result the authors report: equal, CUB200's, and CARS196's.
 PUBLISHED = ((1.0, 1.0, 1.0, 1.0), (0.75, 1.25, 1.25, 1.25), (0.5, 1.5, 1.5, 1.5))
 
 
-class Diva(nn.Module):
+class Diva(Head):
     """DiVA's embedding of four heads: (B, 1 + N, C) -> (B, 4 D), for the objective `diva`.
 
         f = unit([w_1 unit(W_1 summary), ..., w_4 unit(W_4 summary)])
@@ -37,11 +38,9 @@ class Diva(nn.Module):
 
     test_time: tuple[str, ...] = ("weights",)
 
-    def __init__(self, *, dim: int = 128, weights: tuple[float, ...] = (0.75, 1.25, 1.25, 1.25), features: int) -> None:
-        super().__init__()
-        if len(weights) != 4:
-            raise UnimetricError(f"the head `diva` has four branches, but `weights` has {len(weights)}", "write `weights=(1, 1, 1, 1)`")
-        self.dim, self.dims, self.weights = 4 * dim, (dim,) * 4, tuple(weights)
+    def __init__(self, *, dim: Count = 128, weights: tuple[Real, Real, Real, Real] = (0.75, 1.25, 1.25, 1.25), features: Count) -> None:
+        super().__init__(4 * dim, (dim,) * 4)
+        self.weights = tuple(weights)
         self.layer = nn.Linear(features, 4 * dim)  # one matrix product instead of four
 
     def branches(self, tokens: Float[Tensor, "B N C"]) -> tuple[Float[Tensor, "B D"], ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+
+from unimetric.arguments import Count
+from unimetric.kinds import Head
 
 
-class Identity(nn.Module):
+class Identity(Head):
     """The backbone's global token, unchanged.
 
     This is the "ImageNet features" row of the reference. It evaluates any pretrained network without fine-tuning.
@@ -21,9 +24,8 @@ class Identity(nn.Module):
         tokens (B, 1 + N, C) -> (B, C)
     """
 
-    def __init__(self, *, features: int) -> None:
-        super().__init__()
-        self.dim = features
+    def __init__(self, *, features: Count) -> None:
+        super().__init__(features)
 
     def forward(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B D"]:
         return tokens[:, 0]

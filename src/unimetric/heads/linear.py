@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unimetric.arguments import Count
 from unimetric.errors import UnimetricError
-from unimetric.heads._common import POOLS, check_choice, init_kaiming, pool_tokens
+from unimetric.heads._common import init_kaiming, pool_tokens
+from unimetric.kinds import Head
 
 
-class Linear(nn.Module):
+class Linear(Head):
     """Linear embedding layer.
 
         g = W x + b
@@ -37,14 +41,19 @@ class Linear(nn.Module):
     """
 
     def __init__(
-        self, *, dim: int = 128, pool: str = "summary", bias: bool = True, orthogonal: bool = False, init: str = "torch", features: int
+        self,
+        *,
+        dim: Count = 128,
+        pool: Literal["summary", "mean", "max"] = "summary",
+        bias: bool = True,
+        orthogonal: bool = False,
+        init: Literal["torch", "kaiming"] = "torch",
+        features: Count,
     ) -> None:
-        super().__init__()
-        check_choice("linear", "pool", pool, POOLS)
-        check_choice("linear", "init", init, ("torch", "kaiming"))
+        super().__init__(dim)
         if orthogonal and init != "torch":
             raise UnimetricError(f"linear: `orthogonal=True` requires `init='torch'`, got {init!r}", "drop `orthogonal` or `init`")
-        self.dim, self.pool = dim, pool
+        self.pool = pool
         self.layer = nn.Linear(features, dim, bias=bias)
         if init == "kaiming":
             init_kaiming(self.layer)

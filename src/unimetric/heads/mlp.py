@@ -7,10 +7,11 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count
+from unimetric.kinds import Head
 
 
-class Mlp(nn.Module):
+class Mlp(Head):
     """Multilayer perceptron with GELU and without normalization, on the backbone's global token.
 
     The defaults are the MLP-3 baseline of PUMA.
@@ -28,11 +29,8 @@ class Mlp(nn.Module):
         tokens (B, 1 + N, C) -> (B, D)
     """
 
-    def __init__(self, *, dim: int = 128, hidden: int = 2048, layers: int = 3, features: int) -> None:
-        super().__init__()
-        if layers < 1:
-            raise UnimetricError(f"mlp: `layers` must be at least 1, got {layers}", "use `layers=3`")
-        self.dim = dim
+    def __init__(self, *, dim: Count = 128, hidden: Count = 2048, layers: Count = 3, features: Count) -> None:
+        super().__init__(dim)
         widths = [features, *[hidden] * (layers - 1), dim]
         parts: list[nn.Module] = []
         for before, after in pairwise(widths):

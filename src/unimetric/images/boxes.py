@@ -15,19 +15,19 @@ from unimetric.images.recipe import Recipe
 
 @dataclass(frozen=True)
 class Draws:
-    """What happens to each picture of a batch; every field is an array of B rows.
+    """Random choices for each image of a batch. Every field is an array of B rows.
 
-    Either the box is cut out of the picture and resized to the square (`crop_first`), or the whole picture is resized to (`height`,
-    `width`) and the square is cut out of that.
+    With `crop_first`, the box is cropped from the image and resized to the output size. Otherwise,
+    the whole image is resized to (`height`, `width`), and the box is cropped from the result.
 
     Args:
-        height, width: size of the whole picture before cropping.
-        top, left, box_height, box_width: the box.
-        flip: mirror image.
-        gray: no colour.
-        brightness, contrast, saturation: factors.
-        hue: turn of the colour circle, in turns.
-        crop_first: which of the two, for the whole batch.
+        height, width: Size of the whole image before cropping.
+        top, left, box_height, box_width: Position and size of the box.
+        flip: Whether to mirror horizontally.
+        gray: Whether to convert to grayscale.
+        brightness, contrast, saturation: Factors.
+        hue: Hue rotation, in turns.
+        crop_first: Whether to crop before resizing, for the whole batch.
     """
 
     height: np.ndarray
@@ -45,17 +45,21 @@ class Draws:
     crop_first: bool
 
     def rows(self, part: slice) -> Draws:
-        """The draws of some of the pictures."""
+        """Return the draws of some of the images."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Draws(**{key: value if key == "crop_first" else value[part] for key, value in values.items()})
 
 
 def _uniform(count: int, rows: np.ndarray, *keys: int | np.ndarray) -> np.ndarray:
-    """(B, count) numbers in [0, 1) from a hash of the keys, each one for all or one a row, and each row's number (SplitMix64)."""
+    """Return (B, count) numbers in [0, 1) from a SplitMix64 hash of the keys and the row numbers.
+
+    A key is one value for all rows, or one value per row.
+    """
     with np.errstate(over="ignore"):
         state = np.zeros((), np.uint64)
         for key in keys:
-            state = _mix(state + (key.astype(np.uint64) if isinstance(key, np.ndarray) else np.uint64(key & 0xFFFFFFFFFFFFFFFF)))
+            integer = key.astype(np.uint64) if isinstance(key, np.ndarray) else np.uint64(key & 0xFFFFFFFFFFFFFFFF)
+            state = _mix(state + integer)
         mixed = _mix(state + rows.astype(np.uint64))[:, None] + np.arange(count, dtype=np.uint64)[None]
         return (_mix(mixed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -67,36 +71,36 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-_TRIES = 10  # torchvision's number of attempts at a random resized crop
+_TRIES = 10  # number of attempts of torchvision's RandomResizedCrop
 
 
 def random_draws(recipe: Recipe, sizes: np.ndarray, rows: np.ndarray, *, seed: int, epoch: int, view: int | np.ndarray = 0) -> Draws:
-    """Random crops and colours.
+    """Draw random crop boxes, flips and color jitter.
 
     Args:
-        recipe: the transform.
-        sizes: (B, 2) height and width of each picture.
-        rows: (B,) row of each picture in its table.
-        seed, epoch, view: what else the dice depend on.
+        recipe: Transform.
+        sizes: (B, 2) height and width of each image.
+        rows: (B,) row of each image in its table.
+        seed, epoch, view: Other keys of the random numbers.
     """
-    dice = _uniform(2 * _TRIES + 8, rows, seed, epoch, view)
+    numbers = _uniform(2 * _TRIES + 8, rows, seed, epoch, view)
     height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
     if recipe.scale is None:
         height, width = _resized(height, width, recipe.resize)
         box_height = box_width = np.full(len(rows), float(recipe.size))
     else:
-        box_height, box_width = _random_box(recipe, height, width, dice)
-    place = dice[:, 2 * _TRIES :]
-    jitter = 1 + recipe.jitter * (2 * place[:, 4:8] - 1)
+        box_height, box_width = _random_box(recipe, height, width, numbers)
+    rest = numbers[:, 2 * _TRIES :]
+    jitter = 1 + recipe.jitter * (2 * rest[:, 4:8] - 1)
     return Draws(
         height=height,
         width=width,
-        top=np.floor(place[:, 0] * (height - box_height + 1)),
-        left=np.floor(place[:, 1] * (width - box_width + 1)),
+        top=np.floor(rest[:, 0] * (height - box_height + 1)),
+        left=np.floor(rest[:, 1] * (width - box_width + 1)),
         box_height=box_height,
         box_width=box_width,
-        flip=place[:, 2] < recipe.flip,
-        gray=place[:, 3] < recipe.grayscale,
+        flip=rest[:, 2] < recipe.flip,
+        gray=rest[:, 3] < recipe.grayscale,
         brightness=jitter[:, 0],
         contrast=jitter[:, 1],
         saturation=jitter[:, 2],
@@ -105,24 +109,29 @@ def random_draws(recipe: Recipe, sizes: np.ndarray, rows: np.ndarray, *, seed: i
     )
 
 
-def _random_box(recipe: Recipe, height: np.ndarray, width: np.ndarray, dice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """torchvision's RandomResizedCrop: the first of ten attempts that fits, otherwise the largest box of an allowed shape."""
+def _random_box(recipe: Recipe, height: np.ndarray, width: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the box size of torchvision's RandomResizedCrop.
+
+    It is the first of ten attempts that fits, or else the largest box of an allowed shape.
+    """
     low, high = recipe.scale or (1.0, 1.0)
-    area = (height * width)[:, None] * (low + (high - low) * dice[:, :_TRIES])
+    area = (height * width)[:, None] * (low + (high - low) * numbers[:, :_TRIES])
     narrow, wide = recipe.ratio
-    ratio = np.exp(np.log(narrow) + (np.log(wide) - np.log(narrow)) * dice[:, _TRIES : 2 * _TRIES])
+    ratio = np.exp(np.log(narrow) + (np.log(wide) - np.log(narrow)) * numbers[:, _TRIES : 2 * _TRIES])
     box_width, box_height = np.round(np.sqrt(area * ratio)), np.round(np.sqrt(area / ratio))
     fits = (box_width >= 1) & (box_height >= 1) & (box_width <= width[:, None]) & (box_height <= height[:, None])
     first, none = fits.argmax(1)[:, None], ~fits.any(1)
     shape = width / height
+    largest_height = np.where(shape < narrow, np.round(width / narrow), height)
+    largest_width = np.where(shape > wide, np.round(height * wide), width)
     return (
-        np.where(none, np.where(shape < narrow, np.round(width / narrow), height), np.take_along_axis(box_height, first, 1)[:, 0]),
-        np.where(none, np.where(shape > wide, np.round(height * wide), width), np.take_along_axis(box_width, first, 1)[:, 0]),
+        np.where(none, largest_height, np.take_along_axis(box_height, first, 1)[:, 0]),
+        np.where(none, largest_width, np.take_along_axis(box_width, first, 1)[:, 0]),
     )
 
 
 def center_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
-    """The centre of each picture, after its short side is resized."""
+    """Return the center crop of each image, after its short side is resized."""
     height, width = _resized(sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64), recipe.resize)
     count = len(sizes)
     side, one, none = np.full(count, float(recipe.size)), np.ones(count), np.zeros(count, bool)
@@ -144,10 +153,13 @@ def center_draws(recipe: Recipe, sizes: np.ndarray) -> Draws:
 
 
 def _middle(length: np.ndarray, side: np.ndarray) -> np.ndarray:
-    """Where torchvision's CenterCrop begins: what is too short is padded, by less before than after it."""
+    """Return the start of torchvision's CenterCrop.
+
+    Short images are padded, by less before than after.
+    """
     return np.where(length < side, -((side - length) // 2), np.round((length - side) / 2))
 
 
 def _resized(height: np.ndarray, width: np.ndarray, short: int) -> tuple[np.ndarray, np.ndarray]:
-    least = np.minimum(height, width)  # torchvision cuts the long side's fraction off
+    least = np.minimum(height, width)  # torchvision rounds the long side down
     return np.floor(height * short / least), np.floor(width * short / least)

@@ -12,19 +12,19 @@ from unimetric.images.boxes import Draws
 from unimetric.images.recipe import Recipe
 
 
-def crop_one(picture: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
-    """One picture (H, W, 3) uint8 to (3, size, size) uint8, by torchvision: what a loading worker does."""
-    image = torch.from_numpy(picture).permute(2, 0, 1)
+def crop_one(array: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
+    """Crop one image (H, W, 3) uint8 to (3, size, size) uint8 with torchvision, in a loading worker."""
+    image = torch.from_numpy(array).permute(2, 0, 1)
     mode = V.InterpolationMode(recipe.interpolation)
     box = [int(value[0]) for value in (draws.top, draws.left, draws.box_height, draws.box_width)]
     if draws.crop_first:
         return V.resized_crop(image, *box, [recipe.size, recipe.size], mode, antialias=True)
     image = V.resize(image, [int(draws.height[0]), int(draws.width[0])], mode, antialias=True)
-    return V.crop(image, *box)  # pads with black where the picture is smaller than the square
+    return V.crop(image, *box)  # pads with black if the image is smaller than the crop
 
 
 def plan_of(draws: Draws, sizes: np.ndarray) -> Float[np.ndarray, "16 B"]:
-    """The draws as one small table, so that one copy takes them to the device."""
+    """Pack the draws into one small table, so that one copy moves them to the device."""
     return np.stack(
         [
             *_axis(draws.top, draws.box_height, draws.height, sizes[:, 0], draws.crop_first),
@@ -42,7 +42,7 @@ def plan_of(draws: Draws, sizes: np.ndarray) -> Float[np.ndarray, "16 B"]:
 
 
 def _axis(start: np.ndarray, length: np.ndarray, whole: np.ndarray, true: np.ndarray, crop_first: bool) -> tuple[np.ndarray, ...]:
-    """Start and length of the box in the picture's own pixels, and the pixels that the filter may touch."""
+    """Return start and length of the box in pixels of the image, and the range the filter may read."""
     if crop_first:
         return start, length, start, start + length
     factor = true / whole
@@ -58,51 +58,57 @@ def squares(
     recipe: Recipe,
     canvas: tuple[int, int],
 ) -> Float[Tensor, "B 3 S S"]:
-    """A batch of squares out of pictures that lie in memory, antialiased: two batched matrix products with a filter matrix a side.
+    """Resample a batch of crops from images in memory, antialiased.
 
-    Equals Pillow's and torchvision's antialiased resizing up to their rounding to whole numbers. Half precision on a GPU, where its
-    error is a quarter of that rounding.
+    Two batched matrix products, with one filter matrix per axis, equal the antialiased resizing of
+    Pillow and torchvision up to their rounding to integers. A GPU uses half precision, whose error
+    is a quarter of that rounding.
 
     Args:
-        pixels: the pixels of all pictures one after another, four bytes each: red, green, blue, unused.
-        offsets: where each picture of the batch begins.
-        plan: see `plan_of`.
-        mean, std: of the pictures that the backbone was trained on.
-        recipe: the transform.
-        canvas: (height, width) that holds the largest picture.
+        pixels: Pixels of all images, concatenated, four bytes each: red, green, blue, unused.
+        offsets: Start of each image of the batch.
+        plan: Table of draws from `plan_of`.
+        mean, std: Normalization constants of the backbone's pretraining images.
+        recipe: Transform.
+        canvas: (height, width) that holds the largest image.
     """
     device, count = pixels.device, len(offsets)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     top, tall, top_low, top_high, left, wide, left_low, left_high, height, width, flip = plan[:11]
-    # Only what its box needs is gathered of each picture, from the first row and column on; beyond its edge, the edge again.
+    # Gather only the pixels that each box needs. Beyond the edge of an image, repeat the edge.
     rows = torch.arange(canvas[0], device=device)[None] + top_low.long()[:, None]
     columns = torch.arange(canvas[1], device=device)[None] + left_low.long()[:, None]
     across, down = width.long()[:, None], height.long()[:, None]
     index = (offsets[:, None] + rows.minimum(down - 1) * across)[:, :, None] + columns.minimum(across - 1)[:, None, :]
     shifts = torch.tensor([0, 8, 16], dtype=torch.int32, device=device).view(1, 3, 1, 1)
-    pictures = ((pixels[index][:, None] >> shifts) & 255).to(dtype)  # (B, 3, H, W)
+    gathered = ((pixels[index][:, None] >> shifts) & 255).to(dtype)  # (B, 3, H, W)
     vertical = _filters(top, tall, top_low, top_high, rows, recipe, torch.zeros_like(flip)).to(dtype)  # (B, S, H)
     horizontal = _filters(left, wide, left_low, left_high, columns, recipe, flip).to(dtype)  # (B, S, W)
-    narrow = pictures.reshape(count, 3 * canvas[0], canvas[1]) @ horizontal.transpose(1, 2)
+    narrow = gathered.reshape(count, 3 * canvas[0], canvas[1]) @ horizontal.transpose(1, 2)
     images = vertical[:, None] @ narrow.view(count, 3, canvas[0], recipe.size)
     return color(images.clamp(0, 255), plan, mean, std, recipe)
 
 
 def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tensor, recipe: Recipe, flip: Tensor) -> Float[Tensor, "B S L"]:
-    """Weights of every input position in every output position: a triangle or a cubic, as wide as the reduction asks for."""
+    """Return the weight of every input position in every output position.
+
+    The filter is a triangle or a cubic, as wide as the reduction requires.
+    """
     size = recipe.size
     scale = length / size
     steps = torch.arange(size, device=at.device)
     steps = torch.where(flip[:, None] > 0, size - 1 - steps, steps)
-    centre = start[:, None] + (steps + 0.5) * scale[:, None]
-    x = ((at[:, None, :] + 0.5 - centre[:, :, None]) / scale.clamp_min(1)[:, None, None]).abs()
-    if recipe.interpolation == "bicubic":  # Keys' cubic with a = -1/2, Pillow's
-        weight = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, torch.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0))
+    center = start[:, None] + (steps + 0.5) * scale[:, None]
+    x = ((at[:, None, :] + 0.5 - center[:, :, None]) / scale.clamp_min(1)[:, None, None]).abs()
+    if recipe.interpolation == "bicubic":  # Keys' cubic with a = -1/2, as in Pillow
+        outer = torch.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0)
+        weight = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, outer)
     else:
         weight = (1 - x).clamp_min(0)
     weight = weight * ((at >= low[:, None]) & (at < high[:, None]))[:, None, :]
-    # A box that reaches beyond a small picture sees black there, as torchvision's crop pads; a filter at the edge would still reach inside.
-    weight = weight * ((centre > low[:, None]) & (centre < high[:, None]))[:, :, None]
+    # A box that exceeds a small image is black there, as padded by torchvision's crop. Without this
+    # mask, a filter just outside the edge would still read pixels inside.
+    weight = weight * ((center > low[:, None]) & (center < high[:, None]))[:, :, None]
     total = weight.sum(-1, keepdim=True)
     return weight / torch.where(total.abs() < 1e-6, 1, total)
 
@@ -110,7 +116,7 @@ def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tenso
 def color(
     images: Float[Tensor, "B 3 S S"], plan: Float[Tensor, "16 B"], mean: Tensor, std: Tensor, recipe: Recipe
 ) -> Float[Tensor, "B 3 S S"]:
-    """Convert a batch of values from 0 to 255 to grayscale where drawn, jitter its colors and normalize it, in float32.
+    """Convert values from 0 to 255 to gray where drawn, jitter colors and normalize, in float32.
 
     Grayscale comes before the jitter, as in the code of Roth et al. 2020.
     """
@@ -124,7 +130,7 @@ def color(
         images = _blend(images, _gray(images), saturation)
         images = _turn_hue(images, hue)
     images = (images - mean) / std
-    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images  # as convolutions want them there
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images  # the fastest layout for convolutions
 
 
 def _gray(images: Tensor) -> Tensor:
@@ -136,12 +142,13 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the colour circle, each picture by its own angle, through HSV; no branch on the data."""
+    """Rotate the hue of each image by its angle, through HSV, without branching on the data."""
     red, green, blue = images.unbind(1)
     high, low = images.amax(1), images.amin(1)
     chroma = high - low
     safe = torch.where(chroma > 0, chroma, 1)
-    hue = torch.where(high == red, (green - blue) / safe, torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe))
+    green_or_blue = torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(high == red, (green - blue) / safe, green_or_blue)
     hue = torch.where(chroma > 0, hue / 6, 0) + turns[:, 0]
     # value - chroma * max(0, min(k, 4 - k, 1)), k = (n + 6 hue) mod 6, n = 5, 3, 1 for red, green, blue
     k = (hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)).remainder(6)

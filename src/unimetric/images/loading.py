@@ -1,4 +1,7 @@
-"""Pictures to tensors: out of memory in batches on the device, or decoded by workers as they come. Both give the same squares."""
+"""Load images as tensors: from memory in batches on the device, or decoded by workers on demand.
+
+Both return the same crops.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class View:
-    """How to look at some pictures: at their centre, or at what an epoch's dice give.
+    """View of an image: its center crop, or the random crop of an epoch.
 
     Args:
-        recipe: the transform.
-        seed: of the dice.
-        epoch: of the training; `None` looks at the centre.
-        view: which of several looks at the same picture; one for all, or (B,) one a row.
+        recipe: Transform.
+        seed: Seed of the random crops.
+        epoch: Training epoch. `None` selects the center crop.
+        view: Number of the augmented view of the same image. One for all rows, or (B,) one per row.
     """
 
     recipe: Recipe
@@ -41,7 +44,7 @@ class View:
     view: int | np.ndarray = 0
 
     def draws(self, rows: np.ndarray, sizes: np.ndarray) -> Draws:
-        """What happens to each picture; colours do not depend on `sizes` (B, 2), boxes do."""
+        """Return the draws of each image. Colors do not depend on `sizes` (B, 2); boxes do."""
         if self.epoch is None:
             return center_draws(self.recipe, sizes)
         return random_draws(self.recipe, sizes, rows, seed=self.seed, epoch=self.epoch, view=self.view)
@@ -60,23 +63,24 @@ def open_pictures(
     workers: int = 2,
     progress: Progress | None = None,
 ) -> Resident | Streamed:
-    """The pictures of a table, where they are best kept.
+    """Open the images of a table in the most suitable memory.
 
     Args:
-        table: its paths are files, or rows of packs.
-        device: where the squares are wanted.
-        mean, std: of the pictures that the backbone was trained on.
-        residence: `device`, `host`, `stream`; `auto` keeps packs on the device if they fit, else on the host, and streams files.
-        workers: processes that decode what is streamed.
-        progress: called with (done, all) while packs are read.
+        table: Table whose paths are files, or rows of packs.
+        device: Device of the crops.
+        mean, std: Normalization constants of the backbone's pretraining images.
+        residence: `device`, `host` or `stream`. `auto` stores packs on the device if they fit, else
+            on the host, and streams files.
+        workers: Number of processes that decode streamed images.
+        progress: Function called with (done, total) while packs are read.
     """
-    places = [located(path) for path in table.paths]
-    packed = all(places)
+    locations = [located(path) for path in table.paths]
+    packed = all(locations)
     if residence in ("device", "host") and not packed:
-        raise UnimetricError(f"`residence = {residence!r}` needs packed pictures", "run `unimetric pack`, or write `residence = 'stream'`")
+        raise UnimetricError(f"`residence = {residence!r}` requires packed images", "run `unimetric pack`, or set `residence = 'stream'`")
     if residence != "stream" and packed:
         where = device if residence != "host" else torch.device("cpu")
-        need = 4 * sum(int(opened(place[0]).sizes[place[1]].prod()) for place in places if place)
+        need = 4 * sum(int(opened(location[0]).sizes[location[1]].prod()) for location in locations if location)
         if residence == "auto" and need > _free(where):
             where = torch.device("cpu")
         if residence != "auto" or need <= _free(where):
@@ -85,24 +89,24 @@ def open_pictures(
 
 
 def _free(where: torch.device) -> int:
-    """Bytes that pictures may take: half of what is free, since the rest is for the training."""
+    """Return the bytes available for images: half of the free memory. The rest is for training."""
     if where.type == "cuda":
         return torch.cuda.mem_get_info(where)[0] // 2
-    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS knows the whole memory only, not what is free of it
-        with suppress(ValueError, AttributeError):  # Windows knows neither
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS reports only the total memory
+        with suppress(ValueError, AttributeError):  # Windows reports neither
             return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") // 2
     return 2**31
 
 
 class Resident:
-    """Pictures that lie decoded in memory; a batch of crops is a few kernels.
+    """Images decoded in memory. A batch of crops takes a few kernels.
 
     Args:
-        table: its paths are rows of packs.
-        device: where the squares are wanted.
-        where: where the pixels lie: there, or on the host.
-        mean, std: of the pictures that the backbone was trained on.
-        progress: called with (done, all) while packs are read.
+        table: Table whose paths are rows of packs.
+        device: Device of the crops.
+        where: Device of the pixels: the same, or the host.
+        mean, std: Normalization constants of the backbone's pretraining images.
+        progress: Function called with (done, total) while packs are read.
     """
 
     def __init__(
@@ -115,29 +119,30 @@ class Resident:
         std: tuple[float, ...],
         progress: Progress | None = None,
     ) -> None:
-        places = [place for place in map(located, table.paths) if place]
+        locations = [location for location in map(located, table.paths) if location]
         self.device = device
-        self.sizes = np.stack([opened(file).sizes[row] for file, row in places])
+        self.sizes = np.stack([opened(file).sizes[row] for file, row in locations])
         counts = self.sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
-        few = 2048  # pictures at once: the host holds no second copy of a large dataset
-        for start in range(0, len(places), few):
-            rows = np.arange(start, min(start + few, len(places)))
-            self._read(rows, places)
+        few = 2048  # images at once, so that the host never holds a second copy of a large dataset
+        for start in range(0, len(locations), few):
+            rows = np.arange(start, min(start + few, len(locations)))
+            self._read(rows, locations)
             if progress is not None:
-                progress(int(rows[-1]) + 1, len(places))
+                progress(int(rows[-1]) + 1, len(locations))
         self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
-        # On a GPU the gather, the filters and the colours become a few kernels instead of a hundred; shapes are static.
+        # On a GPU, compiling fuses the gather, the filters and the colors from about a hundred kernels
+        # into a few. Shapes are static.
         self.make: Any = torch.compile(squares, dynamic=False) if where.type == "cuda" else squares
 
-    def _read(self, rows: np.ndarray, places: list[tuple[str, int]]) -> None:
-        for file in dict.fromkeys(places[row][0] for row in rows):
-            chosen = np.array([row for row in rows if places[row][0] == file])
-            flat, begins, sizes = opened(file).decoded(np.array([places[row][1] for row in chosen]))
-            pixels = _whole(torch.from_numpy(flat).to(self.pixels.device))
-            if (np.diff(chosen) == 1).all():  # the usual case: neighbours in the pack are neighbours here
+    def _read(self, rows: np.ndarray, locations: list[tuple[str, int]]) -> None:
+        for file in dict.fromkeys(locations[row][0] for row in rows):
+            chosen = np.array([row for row in rows if locations[row][0] == file])
+            flat, begins, sizes = opened(file).decoded(np.array([locations[row][1] for row in chosen]))
+            pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
+            if (np.diff(chosen) == 1).all():  # the usual case: the images are consecutive in the pack
                 begin = self.offsets[chosen[0]]
                 self.pixels[begin : begin + len(pixels)] = pixels
                 continue
@@ -145,12 +150,12 @@ class Resident:
                 self.pixels[self.offsets[row] : self.offsets[row] + size] = pixels[begin : begin + size]
 
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
-        """Squares (B, 3, S, S), normalised, for one request after another."""
-        for rows, look in requests:
+        """Yield normalized crops (B, 3, S, S), one batch per request."""
+        for rows, view in requests:
             sizes = self.sizes[rows]
-            offsets, plan = self._to(self.offsets[rows]), self._to(plan_of(look.draws(rows, sizes), sizes))
+            offsets, plan = self._to(self.offsets[rows]), self._to(plan_of(view.draws(rows, sizes), sizes))
             images = [
-                self.make(self.pixels, offsets[part], plan[:, part], self.mean, self.std, look.recipe, self.canvas)
+                self.make(self.pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, self.canvas)
                 for part in self._parts(len(rows))
             ]
             yield (images[0] if len(images) == 1 else torch.cat(images)).to(self.device)
@@ -160,7 +165,8 @@ class Resident:
         return tensor.pin_memory().to(self.pixels.device, non_blocking=True) if self.pixels.is_cuda else tensor
 
     def _parts(self, count: int) -> list[slice]:
-        # A batch is held at the size of the largest picture for a moment: at most some gigabytes of it on a GPU, a tenth of that here.
+        # A batch is temporarily padded to the size of the largest image. Limit that to some gigabytes on
+        # a GPU, and to a tenth of that on a CPU.
         most = 1_500_000_000 if self.pixels.is_cuda else 100_000_000
         pieces = -(-count * self.canvas[0] * self.canvas[1] * 3 // most)
         step = -(-count // pieces)
@@ -168,13 +174,13 @@ class Resident:
 
 
 class Streamed:
-    """Pictures that workers decode and crop as they are asked for.
+    """Images that workers decode and crop on demand.
 
     Args:
-        table: its paths are files, or rows of packs.
-        device: where the squares are wanted.
-        mean, std: of the pictures that the backbone was trained on.
-        workers: processes; 0 decodes in this one.
+        table: Table whose paths are files, or rows of packs.
+        device: Device of the crops.
+        mean, std: Normalization constants of the backbone's pretraining images.
+        workers: Number of processes. 0 decodes in the main process.
     """
 
     def __init__(self, table: Table, *, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...], workers: int) -> None:
@@ -182,23 +188,23 @@ class Streamed:
         self.mean, self.std = (torch.tensor(value, device=device).view(1, 3, 1, 1) for value in (mean, std))
 
     def __getitem__(self, item: tuple[int, View]) -> Tensor | UnimetricError:
-        row, look = item
+        row, view = item
         try:
-            picture = decode(self.paths[row])
+            image = decode(self.paths[row])
         except UnimetricError as error:
-            return error  # raised where the run is, without a worker's traceback
-        draws = look.draws(np.array([row]), np.array([picture.shape[:2]]))
-        return crop_one(picture, draws, look.recipe)
+            return error  # raised in the main process, without the traceback of a worker
+        draws = view.draws(np.array([row]), np.array([image.shape[:2]]))
+        return crop_one(image, draws, view.recipe)
 
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
-        """Squares (B, 3, S, S), normalised, for one request after another."""
-        asked: list[Request] = []  # what the loader has taken, and has not given yet
+        """Yield normalized crops (B, 3, S, S), one batch per request."""
+        pending: list[Request] = []  # requests that the loader has taken but not returned yet
 
         def batches() -> Iterator[list[tuple[int, View]]]:
-            for rows, look in requests:
-                asked.append((rows, look))
-                views = np.broadcast_to(look.view, len(rows))
-                yield [(int(row), replace(look, view=int(view))) for row, view in zip(rows, views, strict=True)]
+            for rows, view in requests:
+                pending.append((rows, view))
+                numbers = np.broadcast_to(view.view, len(rows))
+                yield [(int(row), replace(view, view=int(number))) for row, number in zip(rows, numbers, strict=True)]
 
         loader: Any = DataLoader(
             self,  # type: ignore[arg-type]
@@ -207,23 +213,28 @@ class Streamed:
             collate_fn=_stack,
             worker_init_fn=isolate_worker,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # a loader draws when it starts, and a run that goes on starts one more: not from the model's dice
+            # A loader draws when it starts, and a resumed run starts one more. A separate generator keeps
+            # these draws out of the model's.
+            generator=torch.Generator(),
         )
         with block_signals():
             arriving = iter(loader)  # its workers start here
         for images in arriving:
             if isinstance(images, UnimetricError):
                 raise images
-            rows, look = asked.pop(0)
-            ones = np.ones((len(rows), 2))  # the boxes are cut already, and neither mirrors nor colours depend on sizes
-            plan = torch.from_numpy(plan_of(look.draws(rows, ones), ones)).to(self.device)
+            rows, view = pending.pop(0)
+            ones = np.ones((len(rows), 2))  # workers have cropped already, and neither flips nor colors depend on sizes
+            plan = torch.from_numpy(plan_of(view.draws(rows, ones), ones)).to(self.device)
             images = images.to(self.device, non_blocking=True)
             images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
-            yield color(images, plan, self.mean, self.std, look.recipe)
+            yield color(images, plan, self.mean, self.std, view.recipe)
 
 
-def _whole(flat: Tensor) -> Tensor:
-    """Three bytes a pixel to one int32, where they lie: a GPU does it in no time, two cores need seconds for a dataset."""
+def _pack_pixels(flat: Tensor) -> Tensor:
+    """Pack the three bytes of each pixel into one int32, on their device.
+
+    This is fast on a GPU, while two cores need seconds for a dataset.
+    """
     padded = torch.zeros(len(flat) // 3, 4, dtype=torch.uint8, device=flat.device)
     padded[:, :3] = flat.view(-1, 3)
     return padded.view(torch.int32).view(-1)
@@ -237,7 +248,7 @@ def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
 
 
 def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None) -> list[tuple[int, str]]:
-    """Decode every picture once; the rows that cannot be read, and why."""
+    """Decode every image once, and return the unreadable rows with the reasons."""
     from concurrent.futures import ThreadPoolExecutor
 
     def problem(path: str) -> str:

@@ -1,13 +1,17 @@
-"""A pack: one file that holds a dataset's pictures once, at the size that training needs, and its table with them.
+"""Pack: one file with all images of a dataset at the size that training needs, and their table.
 
-A pack is written to the end before it bears its name, is mapped into memory rather than read, and knows its own hash. Its bytes are
+A pack gets its name only when it is completely written. It is memory-mapped rather than read, and
+stores the hash of its content. Its bytes are
 
-    magic (8) | pictures, one after the other | footer, JSON under zlib | sha256 of the footer (32) | its length (8) | magic (8)
+    magic (8) | images, concatenated | footer, JSON under zlib
+    | sha256 of the footer (32) | its length (8) | magic (8)
 
-and the footer holds the format's version, how the pictures are encoded, the sha256 of them all, the place, height and width of each,
-the whole `Table`, and what was left out. No machine's folders are in it: pictures are named relative to the folder that holds them all.
+The footer holds the format version, the image encoding, the sha256 of all images, the offset,
+height and width of each, the whole `Table`, and the skipped images. It contains no absolute path:
+image names are relative to their common folder.
 
-Pictures are read as the papers read them: plainly by Pillow, `convert("RGB")`, the EXIF orientation ignored. Numpy and Pillow only.
+Images are read as the papers read them: by Pillow, with `convert("RGB")`, ignoring the EXIF
+orientation. Numpy and Pillow only.
 """
 
 from __future__ import annotations
@@ -40,37 +44,43 @@ _Result = TypeVar("_Result")
 
 
 def decode(path: str) -> np.ndarray:
-    """One picture, (H, W, 3) uint8, from a file or from a row of a pack (`FILE.pack::ROW`).
+    """Decode one image to (H, W, 3) uint8, from a file or from a row of a pack (`FILE.pack::ROW`).
 
-    A pack is opened once a process and not hashed again here: whoever handed out the locators has done so.
+    A pack is opened once per process. Its hash is not checked again here, because the code that
+    created the locators has checked it.
 
     Args:
-        path: where the picture lies, as in `Table.paths`.
+        path: Path of the image, as in `Table.paths`.
     """
-    place = located(path)
-    if place is None:
+    location = located(path)
+    if location is None:
         return np.array(load_image(path)[0])
-    file, row = place
+    file, row = location
     return opened(file).picture(row)
 
 
 def located(path: str) -> tuple[str, int] | None:
-    """The pack and the row that a locator names; None for a plain file.
+    """Return the pack and the row of a locator, or None for a plain file.
 
     >>> located("cub.pack::17"), located("albatross.jpg")
     (('cub.pack', 17), None)
     """
     file, mark, row = path.rpartition("::")
-    return (file, int(row)) if mark and file.endswith(".pack") and row.isdecimal() else None
+    if mark and file.endswith(".pack") and row.isdecimal():
+        return file, int(row)
+    return None
 
 
 def opened(file: str) -> Pack:
-    """A pack that this process has open already, or opens now, without hashing its pictures again."""
+    """Return a pack that is open in this process, or open it without checking the hash of its images."""
     return OPEN_PACKS.get(file) or Pack.open(file, verify=False)
 
 
 def map_in_order(function: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> Generator[_Result, None, None]:
-    """`map` in threads, in the order of the items, with only a few results waiting: a dataset need not fit into memory."""
+    """Apply a function in threads, and yield the results in the order of the items.
+
+    Only a few results are pending at a time, so that a dataset need not fit into memory.
+    """
     pool = ThreadPoolExecutor(workers)
     waiting: deque[Future[_Result]] = deque()
     try:
@@ -85,16 +95,16 @@ def map_in_order(function: Callable[[_Item], _Result], items: Sequence[_Item], w
 
 
 class Pack:
-    """An open pack. Get one with `Pack.open` or from `write`.
+    """Open pack. Get one with `Pack.open` or from `write`.
 
     Attributes:
-        path: the file.
-        table: its `Table`; paths are locators, `FILE.pack::ROW`.
-        names: what each picture was called, relative to the dataset's folder.
-        sizes: (N, 2) int64, height and width.
+        path: File of the pack.
+        table: `Table` whose paths are locators, `FILE.pack::ROW`.
+        names: Name of each image, relative to the folder of the dataset.
+        sizes: (N, 2) int64 height and width.
         encoding: `raw`, `jpeg`, `webp` or `png`.
-        sha256: of all pictures' bytes.
-        skipped: (name, reason) of each picture that was left out when the pack was written.
+        sha256: Hash of the bytes of all images.
+        skipped: (name, reason) of each image that was skipped when the pack was written.
     """
 
     def __init__(self, path: str, footer: dict[str, Any], bytes_: np.ndarray) -> None:
@@ -114,7 +124,7 @@ class Pack:
         )
         self._offsets = np.asarray(footer["offset"], np.int64)
         self._lengths = np.asarray(footer["length"], np.int64)
-        self._bytes = bytes_  # (P,) uint8, the pictures and nothing else, mapped
+        self._bytes = bytes_  # (P,) uint8, only the images, memory-mapped
         pixels = self.sizes.prod(1) * 3
         if (
             not len(self.table) == len(self.sizes) == len(self._offsets) == len(self._lengths) > 0
@@ -126,20 +136,21 @@ class Pack:
             or self._lengths.sum() != len(bytes_)
             or (self.encoding == "raw" and (pixels != self._lengths).any())
         ):
-            raise ValueError("the footer contradicts itself")
+            raise ValueError("the footer is inconsistent")
 
     @classmethod
     def open(cls, path: str | Path, verify: bool = True) -> Pack:
-        """Map a pack into memory, after checking that it is whole.
+        """Map a pack into memory, after checking that it is complete.
 
         Args:
-            path: the file.
-            verify: hash all pictures, too; without it only the frame and the table are checked.
+            path: File of the pack.
+            verify: Whether to check the hash of all images. Without it, only the frame and the
+                table are checked.
         """
         path = str(path)
         again = "pack the dataset again: `unimetric pack --help`"
         if not path.endswith(".pack"):
-            raise UnimetricError(f"{path}: a pack's name ends in .pack", again)
+            raise UnimetricError(f"{path}: the name of a pack must end in .pack", again)
         try:
             with open(path, "rb") as file:
                 if file.read(len(MAGIC)) != MAGIC:
@@ -150,27 +161,27 @@ class Pack:
                 length = int.from_bytes(tail[32:40], "little")
                 payload = size - _TAIL - length - len(MAGIC)
                 if tail[40:] != MAGIC or payload < 1:
-                    raise UnimetricError(f"{path}: is cut short or altered", again)
+                    raise UnimetricError(f"{path}: is truncated or modified", again)
                 file.seek(len(MAGIC) + payload)
                 footer = file.read(length)
         except OSError as error:
             reason = "there is no such pack" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise UnimetricError(f"{path}: {reason}", again) from None
         if hashlib.sha256(footer).digest() != tail[:32]:
-            raise UnimetricError(f"{path}: its table is altered", again)
+            raise UnimetricError(f"{path}: its table was modified", again)
         try:
             content = json.loads(zlib.decompressobj().decompress(footer, 1 << 31))
             if content["version"] > VERSION:
                 raise UnimetricError(f"{path}: was written by a newer Unimetric", "update Unimetric, or pack the dataset again")
             pack = cls(path, content, np.memmap(path, np.uint8, "r", offset=len(MAGIC), shape=(payload,)))
         except (ValueError, KeyError, TypeError, zlib.error) as error:
-            raise UnimetricError(f"{path}: its table cannot be understood ({error})", again) from None
+            raise UnimetricError(f"{path}: its table cannot be parsed ({error})", again) from None
         if verify:
             digest = hashlib.sha256()
             for start in range(0, payload, CHUNK):
                 digest.update(pack._bytes[start : start + CHUNK].data)
             if digest.hexdigest() != pack.sha256:
-                raise UnimetricError(f"{path}: its pictures are altered", again)
+                raise UnimetricError(f"{path}: its images were modified", again)
         OPEN_PACKS[path] = pack
         return pack
 
@@ -178,21 +189,21 @@ class Pack:
         return len(self.table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pack.open, (self.path, False)  # to another process goes the name, not the pictures
+        return Pack.open, (self.path, False)  # another process receives the path, not the images
 
     def picture_bytes(self, row: int) -> bytes:
-        """A picture as it is stored.
+        """Return the stored bytes of an image.
 
         Args:
-            row: of the table.
+            row: Row of the table.
         """
         return self._span(row).tobytes()
 
     def picture(self, row: int) -> np.ndarray:
-        """A picture, (H, W, 3) uint8; the array is the caller's own.
+        """Decode an image to a new array (H, W, 3) uint8.
 
         Args:
-            row: of the table.
+            row: Row of the table.
         """
         span = self._span(row)
         height, width = self.sizes[row]
@@ -200,12 +211,15 @@ class Pack:
             return np.array(span).reshape(height, width, 3)
         array = np.array(parse_image(span.tobytes(), f"{self.path}::{row}")[0])
         if array.shape[:2] != (height, width):
-            raise UnimetricError(f"{self.path}::{row}: is not of the size that the table says", "pack the dataset again")
+            raise UnimetricError(
+                f"{self.path}::{row}: must be {height} x {width} pixels as in its table, got {array.shape[0]} x {array.shape[1]}",
+                "pack the dataset again",
+            )
         return array
 
     def _span(self, row: int) -> np.ndarray:
         if not 0 <= row < len(self):
-            raise UnimetricError(f"{self.path}::{row}: the pack has only {len(self)} pictures", "pack the dataset again")
+            raise UnimetricError(f"{self.path}::{row}: the pack has only {len(self)} images", "pack the dataset again")
         return self._bytes[self._offsets[row] : self._offsets[row] + self._lengths[row]]
 
     def decoded(
@@ -215,15 +229,18 @@ class Pack:
         workers: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All pixels in one array, for a computer's or an accelerator's memory.
+        """Decode images into one array, for the memory of the host or of an accelerator.
 
-        Returns (P,) uint8, the pictures (H, W, 3) one after the other; (N,) int64, where each begins; (N, 2) int64, heights and widths.
-        All rows of a raw pack come without a copy, as a read-only view of the file.
+        All rows of a raw pack are returned without a copy, as a read-only view of the file.
 
         Args:
-            rows: which pictures, in this order; default all.
-            workers: threads that decode; default one a core.
-            progress: called with (pictures done, pictures in all).
+            rows: Rows to decode, in this order. Defaults to all.
+            workers: Number of decoding threads. Defaults to one per core.
+            progress: Function called with (images done, images in total).
+
+        Returns:
+            (P,) uint8 pixels of the images (H, W, 3), concatenated; (N,) int64 start of each; (N,
+            2) int64 heights and widths.
         """
         if rows is None and self.encoding == "raw":
             return self._bytes, self._offsets, self.sizes
@@ -238,7 +255,7 @@ class Pack:
                 pixels[offsets[number] : ends[number]] = self.picture(int(chosen[number])).reshape(-1)
             return len(numbers)
 
-        few = 32  # pictures a task: enough to make the hand-over cheap, few enough for a smooth bar
+        few = 32  # images per task: enough to make scheduling cheap, few enough for a smooth progress bar
         tasks = [range(start, min(start + few, len(chosen))) for start in range(0, len(chosen), few)]
         done = 0
         with closing(map_in_order(fill, tasks, workers or _cores())) as counts:
@@ -250,8 +267,10 @@ class Pack:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-#: Packs that this process has open, by path.
+#: Packs that are open in this process, by path.
 OPEN_PACKS: dict[str, Pack] = {}

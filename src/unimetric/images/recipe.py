@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Fraction, NonNegative, Positive, check
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What happens to a picture.
+    """Image transform, as data.
 
     Args:
-        size: side of the square that the backbone sees.
-        resize: short side before the centre crop of a test picture, and before a plain random crop.
-        scale: share of the picture's area that a training crop takes, from and to; `None` for a crop of `size` after `resize`.
-        ratio: width over height of a training crop, from and to.
-        flip: probability of a mirror image.
-        grayscale: probability of losing all colour.
-        jitter: how far brightness, contrast, saturation and hue may each go.
-        interpolation: `bilinear` or `bicubic`; both antialiased, as Pillow's.
+        size: Side of the crop that the backbone receives, in pixels.
+        resize: Short side before the center crop of a test image, and before a plain random crop.
+        scale: Range of the area fraction of a training crop. `None` crops `size` pixels after
+            `resize`.
+        ratio: Range of the aspect ratio (width over height) of a training crop.
+        flip: Probability of a horizontal flip.
+        grayscale: Probability of conversion to grayscale.
+        jitter: Maximum change of brightness, contrast, saturation and hue.
+        interpolation: `bilinear` or `bicubic`; both antialiased, as in Pillow.
     """
 
-    size: int
-    resize: int
-    scale: tuple[float, float] | None = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    grayscale: float = 0.0
-    jitter: float = 0.0
-    interpolation: str = "bilinear"
+    size: Count
+    resize: Count
+    scale: tuple[Fraction, Fraction] | None = (0.08, 1.0)
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    flip: Fraction = 0.5
+    grayscale: Fraction = 0.0
+    jitter: NonNegative = 0.0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
-        for key in ("size", "resize"):
-            pixels = getattr(self, key)
-            if pixels < 1:
-                raise UnimetricError(f"`{key}` must be at least 1 pixel, not {pixels}", f"write `{key}=224`, or leave it out")
+        check(Recipe, vars(self))

@@ -1,4 +1,7 @@
-"""What a dataset is to the rest of the house: a table of pictures, and its division into parts. Numpy only."""
+"""Table of images, the interface between datasets and the rest of Unimetric, and splits of its rows.
+
+Numpy only.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ import numpy as np
 from unimetric.errors import UnimetricError
 
 
-@dataclass(frozen=True, eq=False)  # a table is itself: arrays have no single truth to compare by
+@dataclass(frozen=True, eq=False)  # equality by identity, because comparing arrays gives arrays
 class Table:
-    """Pictures and what is known of them, one row a picture.
+    """Images and their annotations, one row per image.
 
     Args:
-        paths: where each picture lies: a file, or `FILE.pack::ROW` for a picture inside a pack.
-        labels: (N,) int64, row of `class_names`.
-        class_names: one name a class; unique, so that (dataset, class) never collides.
-        train: (N,) bool, the published division into training classes and others.
-        query: (N,) bool, pictures that ask; all, unless the dataset has a query/gallery protocol.
-        gallery: (N,) bool, pictures that answer.
-        source: (N,) int64, row of `source_names`: which dataset a picture came from.
-        source_names: one name a dataset.
+        paths: Path of each image: a file, or `FILE.pack::ROW` for an image inside a pack.
+        labels: (N,) int64 indices into `class_names`.
+        class_names: One unique name per class, so that (dataset, class) never collides.
+        train: (N,) bool mask of the training classes in the published split.
+        query: (N,) bool mask of the queries. All images, unless the dataset has a query/gallery
+            protocol.
+        gallery: (N,) bool mask of the gallery.
+        source: (N,) int64 indices into `source_names`: the dataset of each image.
+        source_names: One name per dataset.
     """
 
     paths: tuple[str, ...]
@@ -36,7 +40,7 @@ class Table:
 
     def __post_init__(self) -> None:
         rows = len(self.paths)
-        set_ = object.__setattr__  # the class is frozen; only its own start may fill defaults in
+        set_ = object.__setattr__  # the class is frozen, but defaults are filled in here
         set_(self, "labels", np.asarray(self.labels, np.int64))
         set_(self, "train", np.asarray(self.train, bool))
         for name, kind in (("query", bool), ("gallery", bool), ("source", np.int64)):
@@ -46,19 +50,22 @@ class Table:
             set_(self, name, value)
         for name in ("labels", "train", "query", "gallery", "source"):
             if len(getattr(self, name)) != rows:
-                raise ValueError(f"Table.{name} has {len(getattr(self, name))} rows, paths has {rows}")
+                raise ValueError(f"`Table.{name}` must have one value per path ({rows}), got {len(getattr(self, name))}")
         if len(set(self.class_names)) != len(self.class_names):
-            raise ValueError("Table.class_names are not unique")
+            raise ValueError("`Table.class_names` must be unique")
         if rows and not (self.labels.min() >= 0 and self.labels.max() < len(self.class_names)):
-            raise ValueError("Table.labels point outside class_names")
+            raise ValueError("`Table.labels` must be indices into class_names")
         if rows and not (self.source.min() >= 0 and self.source.max() < len(self.source_names)):
-            raise ValueError("Table.source points outside source_names")
+            raise ValueError("`Table.source` must be indices into source_names")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def take(self, rows: np.ndarray | Sequence[int] | Sequence[bool]) -> Table:
-        """Some of the rows, by number or by a mask; classes keep their numbers, also those that lose all their pictures."""
+        """Return some of the rows, selected by number or by a mask.
+
+        Classes keep their numbers, even if they lose all their images.
+        """
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         return replace(
@@ -69,23 +76,30 @@ class Table:
 
 
 def union(tables: Sequence[Table]) -> Table:
-    """Several datasets as one, with (dataset, class) ids that cannot collide.
+    """Combine several datasets into one, with (dataset, class) ids that cannot collide.
 
-    Class names become `dataset/class`; a dataset that is there twice is refused, since its classes would be two of each.
+    Class names become `dataset/class`. A repeated dataset is an error, because each of its classes
+    would exist twice.
     """
     if not tables:
-        raise UnimetricError("a union of no datasets", "name one dataset at least")
+        raise UnimetricError("a union needs at least 1 dataset, got 0", "name at least one dataset")
     names = [name for table in tables for name in table.source_names]
     if len(set(names)) != len(names):
         raise UnimetricError(
-            f"the datasets {', '.join(names)} are not all different",
-            "name each dataset once; a folder or csv file can be given another name with `name='...'`",
+            f"the datasets of a union must be different, got {', '.join(names)}",
+            "name each dataset once; rename a folder or csv file with `name='...'`",
         )
-    labels, source, classes = [], [], 0
-    for number, table in enumerate(tables):
-        labels.append(table.labels + classes)
-        source.append(table.source + sum(len(t.source_names) for t in tables[:number]))
-        classes += len(table.class_names)
+    labels: list[np.ndarray] = []
+    source: list[np.ndarray] = []
+    class_names: list[str] = []
+    sources = 0
+    for table in tables:
+        labels.append(table.labels + len(class_names))
+        source.append(table.source + sources)
+        sources += len(table.source_names)
+        # The names of a union are prefixed already.
+        prefix = "" if len(table.source_names) > 1 else f"{table.source_names[0]}/"
+        class_names += [prefix + name for name in table.class_names]
 
     def join(name: str) -> np.ndarray:
         return np.concatenate([getattr(table, name) for table in tables])
@@ -93,9 +107,7 @@ def union(tables: Sequence[Table]) -> Table:
     return Table(
         paths=tuple(path for table in tables for path in table.paths),
         labels=np.concatenate(labels),
-        class_names=tuple(
-            name if len(table.source_names) > 1 else f"{table.source_names[0]}/{name}" for table in tables for name in table.class_names
-        ),
+        class_names=tuple(class_names),
         train=join("train"),
         query=join("query"),
         gallery=join("gallery"),
@@ -106,13 +118,13 @@ def union(tables: Sequence[Table]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of a `Table`: what is trained on, what the best epoch is chosen on, what is reported.
+    """Row numbers of a `Table` for training, for epoch selection and for the reported results.
 
     Args:
-        train: rows to train on.
-        validation: rows of other classes than `train`, to choose the best epoch on; may be empty.
-        test: rows of classes never seen.
-        name: what to call it in a report.
+        train: Training rows.
+        validation: Rows of other classes than `train`, used to select the best epoch. May be empty.
+        test: Rows of unseen classes.
+        name: Name of the split in a report.
     """
 
     train: np.ndarray

@@ -1,4 +1,4 @@
-"""Processes that load images, and signals: a signal to all processes is handled by the run alone."""
+"""Isolate image-loading processes from signals, which only the main process of a run handles."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: What a scheduler, or a keyboard, sends to all processes of a run.
+#: Signals that a scheduler or a keyboard sends to all processes of a run.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """Workers that start in here do not hear a signal before they are `apart`; the run hears it afterwards."""
+    """Block signals while workers start.
+
+    A worker stays unaffected until `isolate_worker` runs in it. The main process receives pending
+    signals afterwards.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -25,11 +29,15 @@ def block_signals() -> Iterator[None]:
 
 
 def isolate_worker(worker: int) -> None:
-    """In a group of its own: a signal to all is the run's to answer, which saves itself first and would end if a worker died of it."""
+    """Move a worker to a separate process group and ignore the signals of the run.
+
+    The main process handles a signal by saving a checkpoint, and would end if a worker died of the
+    signal first.
+    """
     if not hasattr(os, "setpgid"):  # Windows
         return
     os.setpgid(0, 0)
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # and forget what was held back
+        signal.signal(number, signal.SIG_IGN)  # also discards pending signals
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the loader ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the loader ends workers with SIGTERM

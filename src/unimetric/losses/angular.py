@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
+from unimetric.arguments import NonNegative, Range
 from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, match, unit, upcast_half
+from unimetric.kinds import Loss
 
 
-class Angular(nn.Module):
+class Angular(Loss):
     """N-pair loss plus a bound on the angle at the negative.
 
         mean over anchors of  log(1 + sum_n exp(g_a . g_n - g_a . g_p))
@@ -44,7 +46,9 @@ class Angular(nn.Module):
 
     family = "tuple"
 
-    def __init__(self, *, alpha: float = 45.0, weight: float = 2.0, nu: float = 0.005) -> None:
+    def __init__(
+        self, *, alpha: Annotated[float, Range(above=0, below=90)] = 45.0, weight: NonNegative = 2.0, nu: NonNegative = 0.005
+    ) -> None:
         super().__init__()
         self.alpha, self.weight, self.nu = alpha, weight, nu
         self.dice = CounterRNG()

@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class ArcFace(nn.Module):
+class ArcFace(Loss):
     """Softmax over class directions with an additive angular margin.
 
         mean over the batch of  -log softmax_y(scale * logits)
@@ -52,14 +54,14 @@ class ArcFace(nn.Module):
     def __init__(
         self,
         *,
-        margin: float = 0.5,
-        scale: float = 16.0,
+        margin: Real = 0.5,
+        scale: Positive = 16.0,
         fallback: bool = False,
         clamp_positive: bool = False,
-        lr: float = 5e-4,
-        weight_decay: float = 0.0,
-        num_classes: int,
-        dim: int,
+        lr: NonNegative = 5e-4,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.fallback, self.clamp_positive, self.lr = margin, scale, fallback, clamp_positive, lr

@@ -6,11 +6,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from unimetric.arguments import Positive, Real
 from unimetric.geometry import Memory, Pairs, compact_rows, compare, log_sum_exp, masked_mean, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class Circle(nn.Module):
+class Circle(Loss):
     """Softplus over all pairs of an anchor, each weighted by its distance from the optimum.
 
         mean over anchors of
@@ -39,7 +41,7 @@ class Circle(nn.Module):
     default_miner = "all"
     reads = (Pairs,)
 
-    def __init__(self, *, margin: float = 0.4, scale: float = 80.0, miner: str | nn.Module | None = None) -> None:
+    def __init__(self, *, margin: Real = 0.4, scale: Positive = 80.0, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.scale = margin, scale
         self.miner = resolve_miner(self, miner)

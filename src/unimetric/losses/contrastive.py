@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import NonNegative, Real
 from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, triplet_cosines, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class Contrastive(nn.Module):
+class Contrastive(Loss):
     """Hinge on the distance of positive pairs and of negative pairs.
 
         mean over positive pairs of  [d(a, p) - positive_margin]_+
@@ -50,8 +52,8 @@ class Contrastive(nn.Module):
     def __init__(
         self,
         *,
-        margin: float = 1.0,
-        positive_margin: float = 0.0,
+        margin: Real = 1.0,
+        positive_margin: NonNegative = 0.0,
         active_only: bool = False,
         cosine: bool = False,
         miner: str | nn.Module | None = None,

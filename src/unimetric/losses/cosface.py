@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class CosFace(nn.Module):
+class CosFace(Loss):
     """Softmax over class directions with a margin on the cosine.
 
         mean over the batch of  -log softmax_y(scale * (cos(f, w_c) - margin [c = y]))
@@ -40,7 +42,14 @@ class CosFace(nn.Module):
     family = "proxy"
 
     def __init__(
-        self, *, margin: float = 0.35, scale: float = 64.0, lr: float = 5e-4, weight_decay: float = 0.0, num_classes: int, dim: int
+        self,
+        *,
+        margin: Real = 0.35,
+        scale: Positive = 64.0,
+        lr: NonNegative = 5e-4,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.lr = margin, scale, lr

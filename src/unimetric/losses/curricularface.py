@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, Fraction, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class CurricularFace(nn.Module):
+class CurricularFace(Loss):
     """Angular-margin softmax that weights hard negatives more as training progresses.
 
         mean over the batch of  -log softmax_y(scale * logits),   logits_y = cos(theta_y + margin)
@@ -55,14 +57,14 @@ class CurricularFace(nn.Module):
     def __init__(
         self,
         *,
-        margin: float = 0.5,
-        scale: float = 64.0,
+        margin: Real = 0.5,
+        scale: Positive = 64.0,
         per_class_t: bool = False,
-        momentum: float = 0.99,
-        lr: float = 5e-4,
-        weight_decay: float = 0.0,
-        num_classes: int,
-        dim: int,
+        momentum: Fraction = 0.99,
+        lr: NonNegative = 5e-4,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.per_class_t, self.momentum, self.lr = margin, scale, per_class_t, momentum, lr

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import NonNegative, Real
 from unimetric.geometry import Memory, compact_rows, gram, log_sum_exp, masked_mean, match, upcast_half
+from unimetric.kinds import Loss
 
 
-class GeneralizedLifted(nn.Module):
+class GeneralizedLifted(Loss):
     """Hinge on the soft maximum of positive distances and soft minimum of negative distances.
 
         mean over anchors of  [ log sum_p exp(d(a, p)) + log sum_n exp(margin - d(a, n)) ]_+
@@ -38,7 +40,7 @@ class GeneralizedLifted(nn.Module):
 
     family = "pair"
 
-    def __init__(self, *, margin: float = 1.0, nu: float = 0.005) -> None:
+    def __init__(self, *, margin: Real = 1.0, nu: NonNegative = 0.005) -> None:
         super().__init__()
         self.margin, self.nu = margin, nu
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Range
 from unimetric.geometry import Memory, compare, upcast_half
+from unimetric.kinds import Loss
 
 
-class Histogram(nn.Module):
+class Histogram(Loss):
     """Probability that a negative pair is more similar than a positive pair.
 
         sum over nodes r of  h-(r) sum_{q <= r} h+(q)
@@ -39,10 +42,8 @@ class Histogram(nn.Module):
 
     family = "pair"
 
-    def __init__(self, *, nodes: int = 65) -> None:
+    def __init__(self, *, nodes: Annotated[int, Range(2)] = 65) -> None:
         super().__init__()
-        if nodes < 2:
-            raise UnimetricError(f"histogram: `nodes` must be at least 2, got {nodes}", "use `nodes=65`")
         self.nodes = nodes
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

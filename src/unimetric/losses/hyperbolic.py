@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import NonNegative, Positive
 from unimetric.geometry import Memory, cosines, match, poincare, to_ball, upcast_half
+from unimetric.kinds import Loss
 
 
-class Hyperbolic(nn.Module):
+class Hyperbolic(Loss):
     """Pairwise softmax over distances in the Poincaré ball.
 
         1 / (number of classes)  sum over positive pairs (a, p) of
@@ -48,10 +49,10 @@ class Hyperbolic(nn.Module):
 
     family = "pair"
 
-    def __init__(self, *, temperature: float = 0.2, curvature: float = 0.1, clip: float | None = 2.3, average: bool = False) -> None:
+    def __init__(
+        self, *, temperature: Positive = 0.2, curvature: NonNegative = 0.1, clip: Positive | None = 2.3, average: bool = False
+    ) -> None:
         super().__init__()
-        if curvature < 0:
-            raise UnimetricError(f"hyperbolic: `curvature` must be at least 0, got {curvature}", "use `curvature=0.1`, or 0 for the sphere")
         self.temperature, self.curvature, self.clip, self.average = temperature, curvature, clip, average
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

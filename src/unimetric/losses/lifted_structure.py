@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Real
 from unimetric.geometry import Memory, distances, log_sum_exp, masked_mean, match, upcast_half
+from unimetric.kinds import Loss
 
 
-class LiftedStructure(nn.Module):
+class LiftedStructure(Loss):
     """Squared hinge on each positive pair against all negatives of both its samples.
 
         1/2 mean over positive pairs (a, p) of
@@ -32,7 +34,7 @@ class LiftedStructure(nn.Module):
 
     family = "pair"
 
-    def __init__(self, *, margin: float = 1.0) -> None:
+    def __init__(self, *, margin: Real = 1.0) -> None:
         super().__init__()
         self.margin = margin
 

@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import Count, NonNegative, Real
 from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, triplet_cosines, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class Margin(nn.Module):
+class Margin(Loss):
     """Margin loss with a learned distance threshold per class.
 
         mean over active pairs of  [d(a, p) - beta_y + margin]_+  and  [beta_y - d(a, n) + margin]_+
@@ -51,13 +53,13 @@ class Margin(nn.Module):
     def __init__(
         self,
         *,
-        margin: float = 0.2,
-        beta: float = 1.2,
-        nu: float = 0.0,
+        margin: Real = 0.2,
+        beta: Real = 1.2,
+        nu: NonNegative = 0.0,
         learn_beta: bool = True,
         or_count: bool = False,
-        lr: float = 5e-4,
-        num_classes: int | None = None,
+        lr: NonNegative = 5e-4,
+        num_classes: Count | None = None,
         miner: str | nn.Module | None = None,
     ) -> None:
         super().__init__()

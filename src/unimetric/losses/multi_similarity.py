@@ -5,11 +5,13 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import Positive, Real
 from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compact_rows, compare, log1p_sum_exp, masked_mean, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class MultiSimilarity(nn.Module):
+class MultiSimilarity(Loss):
     """Softplus over mined positives and over mined negatives of each anchor.
 
         mean over selected anchors of  1/alpha log(1 + sum_p exp(-alpha (s_ap - base)))
@@ -47,9 +49,9 @@ class MultiSimilarity(nn.Module):
     def __init__(
         self,
         *,
-        alpha: float = 2.0,
-        beta: float = 40.0,
-        base: float = 0.5,
+        alpha: Positive = 2.0,
+        beta: Positive = 40.0,
+        base: Real = 0.5,
         kept_only: bool = True,
         miner: str | nn.Module | None = None,
     ) -> None:

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
+from unimetric.arguments import NonNegative, Positive
 from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, masked_mean, match, upcast_half
+from unimetric.kinds import Loss
 
 
-class NPair(nn.Module):
+class NPair(Loss):
     """Softmax of one positive against all negatives, on inner products of raw embeddings.
 
         mean over anchors of  log(1 + sum_n exp(g_a . g_n - g_a . g_p))   +   nu mean |g|
@@ -43,7 +45,7 @@ class NPair(nn.Module):
 
     family = "tuple"
 
-    def __init__(self, *, nu: float = 0.005, scale: float = 1.0, all_positives: bool = False) -> None:
+    def __init__(self, *, nu: NonNegative = 0.005, scale: Positive = 1.0, all_positives: bool = False) -> None:
         super().__init__()
         self.nu, self.scale, self.all_positives = nu, scale, all_positives
         self.dice = CounterRNG()

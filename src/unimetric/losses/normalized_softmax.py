@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative, Positive
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class NormalizedSoftmax(nn.Module):
+class NormalizedSoftmax(Loss):
     """Cross entropy over cosine similarities to one learned direction per class.
 
         mean over the batch of  -log softmax_y(cos(f, w_c) / temperature)
@@ -43,7 +45,9 @@ class NormalizedSoftmax(nn.Module):
 
     family = "proxy"
 
-    def __init__(self, *, temperature: float = 0.05, lr: float = 1e-5, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
+    def __init__(
+        self, *, temperature: Positive = 0.05, lr: NonNegative = 1e-5, weight_decay: NonNegative = 0.0, num_classes: Count, dim: Count
+    ) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}

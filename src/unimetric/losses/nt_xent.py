@@ -6,11 +6,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from unimetric.arguments import Positive
 from unimetric.geometry import Memory, Pairs, compact_rows, compare, log_sum_exp, masked_mean, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class NTXent(nn.Module):
+class NTXent(Loss):
     """Cross entropy of each positive pair against all negatives of its anchor.
 
         mean over positive pairs of  -log( exp(s_ap / T) / (exp(s_ap / T) + sum_n exp(s_an / T)) )
@@ -38,7 +40,7 @@ class NTXent(nn.Module):
     default_miner = "all"
     reads = (Pairs,)
 
-    def __init__(self, *, temperature: float = 0.1, miner: str | nn.Module | None = None) -> None:
+    def __init__(self, *, temperature: Positive = 0.1, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.temperature = temperature
         self.miner = resolve_miner(self, miner)

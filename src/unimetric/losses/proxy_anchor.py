@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from unimetric.arguments import Count, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class ProxyAnchor(nn.Module):
+class ProxyAnchor(Loss):
     """Loss with one learned proxy per class as the anchor and the batch as its pairs.
 
         mean over classes in the batch of  log(1 + sum_{x of c} exp(-alpha (cos(x, p_c) - margin)))
@@ -45,7 +47,14 @@ class ProxyAnchor(nn.Module):
     family = "proxy"
 
     def __init__(
-        self, *, alpha: float = 32.0, margin: float = 0.1, lr: float = 1e-2, weight_decay: float = 0.0, num_classes: int, dim: int
+        self,
+        *,
+        alpha: Positive = 32.0,
+        margin: Real = 0.1,
+        lr: NonNegative = 1e-2,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.alpha, self.margin, self.lr = alpha, margin, lr

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, NonNegative, Positive, Range
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class ProxyNCA(nn.Module):
+class ProxyNCA(Loss):
     """Neighborhood component analysis with one learned proxy per class.
 
         mean over the batch of  D(x, p_y) + log sum_{c != y} exp(-D(x, p_c))
@@ -41,10 +43,16 @@ class ProxyNCA(nn.Module):
 
     family = "proxy"
 
-    def __init__(self, *, scale: float = 3.0, lr: float = 5e-4, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
+    def __init__(
+        self,
+        *,
+        scale: Positive = 3.0,
+        lr: NonNegative = 5e-4,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Annotated[int, Range(2)],
+        dim: Count,
+    ) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise UnimetricError(f"proxy_nca: `num_classes` must be at least 2, got {num_classes}", "use `proxy_nca_pp`")
         self.scale, self.lr = scale, lr
         self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)

@@ -7,10 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative, Positive
 from unimetric.geometry import Memory, class_cosines
+from unimetric.kinds import Loss
 
 
-class ProxyNCAPP(nn.Module):
+class ProxyNCAPP(Loss):
     """Softmax over squared distances to one learned proxy per class.
 
         mean over the batch of  -log softmax_y(-D(f, p_c) / temperature)
@@ -41,7 +43,9 @@ class ProxyNCAPP(nn.Module):
 
     family = "proxy"
 
-    def __init__(self, *, temperature: float = 1 / 9, lr: float = 1e-2, weight_decay: float = 0.0, num_classes: int, dim: int) -> None:
+    def __init__(
+        self, *, temperature: Positive = 1 / 9, lr: NonNegative = 1e-2, weight_decay: NonNegative = 0.0, num_classes: Count, dim: Count
+    ) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}

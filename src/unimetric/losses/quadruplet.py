@@ -5,11 +5,13 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import Real
 from unimetric.geometry import CounterRNG, Memory, Triplets, draw, euclidean, masked_mean, match, unit, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class Quadruplet(nn.Module):
+class Quadruplet(Loss):
     """Triplet loss plus a second hinge against the distance of two other classes.
 
         mean of  [d(a, p) - d(a, n) + margin]_+   +   mean of  [d(a, p) - d(n, m) + second_margin]_+
@@ -41,7 +43,7 @@ class Quadruplet(nn.Module):
     default_miner = "distance_weighted"
     reads = (Triplets,)
 
-    def __init__(self, *, margin: float = 0.2, second_margin: float = 0.2, miner: str | nn.Module | None = None) -> None:
+    def __init__(self, *, margin: Real = 0.2, second_margin: Real = 0.2, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.second_margin = margin, second_margin
         self.miner = resolve_miner(self, miner)

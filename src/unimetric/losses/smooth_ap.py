@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Positive
 from unimetric.geometry import BLOCK, CACHED, Memory, compare, upcast_half
+from unimetric.kinds import Loss
 
 
-class SmoothAP(nn.Module):
+class SmoothAP(Loss):
     """One minus average precision, with a sigmoid instead of the step that counts ranks.
 
         1 - mean over anchors of  1/|P| sum_p R(p) / (R(p) + sum_n G(s_an - s_ap))
@@ -38,7 +40,7 @@ class SmoothAP(nn.Module):
 
     family = "tuple"
 
-    def __init__(self, *, temperature: float = 0.01) -> None:
+    def __init__(self, *, temperature: Positive = 0.01) -> None:
         super().__init__()
         self.temperature = temperature
 

@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import NonNegative, Real
 from unimetric.geometry import Memory, Pairs, Triplets, masked_mean, match, triplet_hinges, unit, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class SNR(nn.Module):
+class SNR(Loss):
     """Triplet loss on the noise variance of a pair relative to the anchor's variance.
 
         mean over active triplets of  [snr(a, p) - snr(a, n) + margin]_+  +  nu mean_a |sum of f_a|
@@ -42,7 +44,7 @@ class SNR(nn.Module):
     default_miner = "distance_weighted"
     reads = (Triplets, Pairs)
 
-    def __init__(self, *, margin: float = 0.2, nu: float = 0.005, miner: str | nn.Module | None = None) -> None:
+    def __init__(self, *, margin: Real = 0.2, nu: NonNegative = 0.005, miner: str | nn.Module | None = None) -> None:
         super().__init__()
         self.margin, self.nu = margin, nu
         self.miner = resolve_miner(self, miner)

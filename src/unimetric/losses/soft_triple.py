@@ -9,10 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines, unit
+from unimetric.kinds import Loss
 
 
-class SoftTriple(nn.Module):
+class SoftTriple(Loss):
     """Softmax over classes with several learned centers per class.
 
         mean over the batch of  -log softmax_y(scale * (S_c - margin [c = y]))
@@ -54,15 +56,15 @@ class SoftTriple(nn.Module):
     def __init__(
         self,
         *,
-        scale: float = 8.0,
-        margin: float = 0.01,
-        gamma: float = 0.1,
-        tau: float = 0.2,
-        centers_per_class: int = 2,
-        lr: float = 1e-5,
-        weight_decay: float = 0.0,
-        num_classes: int,
-        dim: int,
+        scale: Positive = 8.0,
+        margin: Real = 0.01,
+        gamma: Positive = 0.1,
+        tau: NonNegative = 0.2,
+        centers_per_class: Count = 2,
+        lr: NonNegative = 1e-5,
+        weight_decay: NonNegative = 0.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.scale, self.margin, self.gamma, self.tau, self.lr = scale, margin, gamma, tau, lr

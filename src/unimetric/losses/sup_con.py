@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Positive
 from unimetric.geometry import Memory, compare, log_sum_exp, masked_max, masked_mean, masked_sum, upcast_half
+from unimetric.kinds import Loss
 
 
-class SupCon(nn.Module):
+class SupCon(Loss):
     """Mean cross entropy of an anchor's positives against all other samples.
 
         mean over anchors of  -1/|P| sum_p log( exp(s_ap / T) / sum_{k != a} exp(s_ak / T) )
@@ -40,7 +42,7 @@ class SupCon(nn.Module):
 
     family = "pair"
 
-    def __init__(self, *, temperature: float = 0.1, pairwise: bool = False) -> None:
+    def __init__(self, *, temperature: Positive = 0.1, pairwise: bool = False) -> None:
         super().__init__()
         self.temperature, self.pairwise = temperature, pairwise
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import Real
 from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, masked_mean, triplet_cosines, triplet_hinges, upcast_half
+from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
 
-class Triplet(nn.Module):
+class Triplet(Loss):
     """Hinge on the difference of the positive and the negative distance of a triplet.
 
         mean over triplets of  [d(a, p)^2 - d(a, n)^2 + margin]_+
@@ -42,7 +44,7 @@ class Triplet(nn.Module):
     reads = (Triplets, Pairs)
 
     def __init__(
-        self, *, margin: float = 0.2, squared: bool = True, active_only: bool = False, miner: str | nn.Module | None = None
+        self, *, margin: Real = 0.2, squared: bool = True, active_only: bool = False, miner: str | nn.Module | None = None
     ) -> None:
         super().__init__()
         self.margin, self.squared, self.active_only = margin, squared, active_only

@@ -1,17 +1,19 @@
-"""One file a metric: `metric(space, *, ...) -> float | dict`.
+"""One file per metric: `metric(space, *, ...) -> float | dict`.
 
-A metric may say `better`, an attribute of the function: "lower" where less is better, "neither" where it describes a space and judges
-nothing. Without it, higher is better. The best epoch of a run is chosen accordingly.
+`kinds.metric` declares whether higher values are better and how many neighbors a metric reads.
+`measure` evaluates several metrics with one search.
 """
 
 from __future__ import annotations
 
-from unimetric.geometry.space import Average, Hits, Space
-from unimetric.metrics._measure import explain, interval, measure
-from unimetric.spec import find, names
+from unimetric.spec import catalogue
 
-__all__ = ["Average", "Hits", "Space", "explain", "interval", "measure"]
-
-
-# `unimetric.metrics.recall` is the function, not the file that it stands in.
-globals().update({_name: find("metrics", _name) for _name in names("metrics")})
+catalogue(
+    __name__,
+    Average="unimetric.geometry.space",
+    Hits="unimetric.geometry.space",
+    Space="unimetric.geometry.space",
+    explain="unimetric.metrics._measure",
+    interval="unimetric.metrics._measure",
+    measure="unimetric.metrics._measure",
+)

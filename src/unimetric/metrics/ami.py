@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from unimetric.arguments import Count
 from unimetric.geometry.kmeans import overlap
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 
 
-def ami(space: Space, *, clusters: int | None = None, iterations: int = 20, seeding: str = "random") -> float:
-    """How much the clusters that k-means finds tell about the classes, beyond what clusters of these sizes tell by chance.
-
-    Information theoretic measures for clusterings comparison (Vinh et al., JMLR 2010), with the arithmetic mean.
+@metric()
+def ami(space: Space, *, clusters: Count | None = None, iterations: Count = 20, seeding: Literal["random", "plusplus"] = "random") -> float:
+    """Agreement of k-means clusters and classes, adjusted for chance: 0 is chance, 1 is perfect.
 
         (I - E[I]) / ((H(class) + H(cluster)) / 2 - E[I])
 
-    Unlike NMI it does not grow with the number of clusters: many small classes score near 0 in a random space.
+    Unlike NMI, it does not grow with the number of clusters: many small classes score near 0 in a
+    random space. Normalized by the arithmetic mean.
+
+    Reference:
+        Information theoretic measures for clusterings comparison (Vinh et al., JMLR 2010).
 
     Args:
-        space: the embeddings; all of them are clustered, queries and gallery.
-        clusters: how many; as many as classes, if not given.
-        iterations: how often the centres of k-means move.
+        space: Embeddings. All are clustered, queries and gallery.
+        clusters: Number of clusters. Defaults to the number of classes.
+        iterations: Number of center updates of k-means.
         seeding: "random" or "plusplus".
     """
     table = overlap(space.labels, space.clusters(k=clusters, iterations=iterations, seeding=seeding))
     chance = table.chance()
     room = (table.entropy(table.classes) + table.entropy(table.clusters)) / 2 - chance
-    # No room: one class and one cluster, or each picture alone in both. The two divisions are then the same one.
+    # Without room, there is one class and one cluster, or each image is alone in both. The two
+    # partitions are then equal.
     return (table.information() - chance) / room if abs(room) > 1e-12 else 1.0

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 
 
-def mrr(space: Space, *, k: int | None = 1000) -> float:
-    """How far down the first match stands: one over its rank, on average.
+def _depth(space: Space, *, k: int | None) -> int:
+    return space.answers if k is None else k
 
-    The TREC-8 question answering track report (Voorhees, 1999).
+
+@metric(depth=_depth)
+def mrr(space: Space, *, k: Count | None = 1000) -> float:
+    """Mean reciprocal rank of the first match.
 
         mean over queries of  1 / (rank of the first match)
 
+    Reference:
+        The TREC-8 question answering track report (Voorhees, 1999).
+
     Args:
-        space: the embeddings.
-        k: a first match beyond this rank counts as zero, which changes the mean by less than 1/k; None looks at the whole gallery.
+        space: Embeddings.
+        k: Rank beyond which a first match counts as zero, which changes the mean by less than 1/k.
+            None uses the whole gallery.
     """
-    depth = space.answers if k is None else k
+    depth = _depth(space, k=k)
     return space.average(depth, lambda hits: hits.first(depth))

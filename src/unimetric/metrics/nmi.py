@@ -1,25 +1,33 @@
-"""Normalised mutual information of clusters and classes."""
+"""Normalized mutual information of clusters and classes."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+from unimetric.arguments import Count
 from unimetric.geometry.kmeans import overlap
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 
 
-def nmi(space: Space, *, clusters: int | None = None, iterations: int = 20, seeding: str = "random") -> float:
-    """How much the clusters that k-means finds tell about the classes, from 0 (nothing) to 1 (everything).
-
-    Cluster ensembles (Strehl and Ghosh, JMLR 2002), normalised by the arithmetic mean; eq. 27 of Roth et al. 2020.
+@metric()
+def nmi(space: Space, *, clusters: Count | None = None, iterations: Count = 20, seeding: Literal["random", "plusplus"] = "random") -> float:
+    """Normalized mutual information of k-means clusters and classes, from 0 to 1.
 
         2 I(class; cluster) / (H(class) + H(cluster))
 
-    Differs from the printed equation, whose factor 2 stands in the wrong place, and from the authors' code, which makes as many clusters
-    as there were training classes.
+    Differs from the paper:
+        The factor 2 of the printed equation is misplaced. The authors' code uses as many clusters
+        as there were training classes.
+
+    Reference:
+        Cluster ensembles (Strehl and Ghosh, JMLR 2002), normalized by the arithmetic mean; eq. 27
+        of Roth et al. 2020.
 
     Args:
-        space: the embeddings; all of them are clustered, queries and gallery.
-        clusters: how many; as many as classes, if not given.
-        iterations: how often the centres of k-means move.
+        space: Embeddings. All are clustered, queries and gallery.
+        clusters: Number of clusters. Defaults to the number of classes.
+        iterations: Number of center updates of k-means.
         seeding: "random" or "plusplus".
     """
     table = overlap(space.labels, space.clusters(k=clusters, iterations=iterations, seeding=seeding))

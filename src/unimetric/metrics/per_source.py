@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from unimetric import kinds
+from unimetric.foreign import completed
 from unimetric.geometry.space import Space
 from unimetric.spec import bind
 
 
-def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]:
-    """A metric of each dataset alone, with its own queries and its own gallery.
+def inner_depth(space: Space, *, metric: str) -> int:
+    """Return the depth of the inner metric if it reads this space, and not a part of it."""
+    measure, arguments = bind("metrics", metric)
+    return completed("metrics", measure).depth(space, **arguments) if space.sources == 1 else 0
 
-    Towards universal metric learning (PUMA, Kim et al. 2023): "dataset-specific accuracy".
+
+@kinds.metric(depth=inner_depth)
+def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]:
+    """Metric of each dataset alone, with its queries and its gallery.
+
+    Reference:
+        Towards universal metric learning (PUMA, Kim et al. 2023), "dataset-specific accuracy".
 
     Args:
-        space: the embeddings of all datasets, with `source`.
-        metric: a metric over queries that gives one number.
+        space: Embeddings of all datasets, with `source`.
+        metric: Spec string of a metric over queries that returns one value.
     """
     measure, arguments = bind("metrics", metric)
-    if space.sources == 1:  # it has been searched already
+    if space.sources == 1:  # reuse the search of the whole space
         return {space.source_names[0]: measure(space, **arguments)}
     parts = {name: space.within(space.source == number) for number, name in enumerate(space.source_names)}
     return {name: measure(part, **arguments) for name, part in parts.items() if part.queries}

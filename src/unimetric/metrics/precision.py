@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 
 
-def precision(space: Space, *, k: int = 1) -> float:
-    """Which share of the k nearest neighbours is of the query's own class.
-
-    Introduction to information retrieval (Manning et al., 2008), section 8.4.
+@metric(depth=lambda space, k: k)
+def precision(space: Space, *, k: Count = 1) -> float:
+    """Fraction of the k nearest neighbors that are of the query's class.
 
         mean over queries of  (matches of rank <= k) / k
 
-    Places beyond the end of the gallery count as misses. With k=1 this is recall at 1.
+    Ranks beyond the end of the gallery count as misses. With k=1, this is recall at 1.
+
+    Reference:
+        Introduction to information retrieval (Manning et al., 2008), section 8.4.
 
     Args:
-        space: the embeddings.
-        k: how many neighbours are looked at.
+        space: Embeddings.
+        k: Number of neighbors.
     """
     return space.average(k, lambda hits: hits.count(k) / k)

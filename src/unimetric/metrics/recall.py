@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 
 
-def recall(space: Space, *, k: int = 1) -> float:
-    """How often at least one of the k nearest neighbours is of the query's own class.
+@metric(depth=lambda space, k: k)
+def recall(space: Space, *, k: Count = 1) -> float:
+    """Fraction of queries with a match among the k nearest neighbors.
 
-    Product quantization for nearest neighbor search (Jegou et al., TPAMI 2011), as deep metric learning reports it since Song et al.,
-    CVPR 2016.
+        mean over queries of  [ some neighbor of rank <= k matches ]
 
-        mean over queries of  [ some neighbour of rank <= k matches ]
+    The query itself is excluded by its index. The papers' code drops the first neighbor instead,
+    which may be a duplicate image.
 
-    The query itself is left out by its index. The papers' code drops the first neighbour instead, which a duplicate picture can be.
+    Reference:
+        Product quantization for nearest neighbor search (Jegou et al., TPAMI 2011), as reported in
+        deep metric learning since Song et al., CVPR 2016.
 
     Args:
-        space: the embeddings.
-        k: how many neighbours are looked at; more than the gallery holds is all of it.
+        space: Embeddings.
+        k: Number of neighbors. If it exceeds the gallery, the whole gallery is used.
     """
     return space.average(k, lambda hits: hits.count(k) > 0)

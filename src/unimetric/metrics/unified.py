@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count
 from unimetric.geometry.space import Space
+from unimetric.kinds import metric
 from unimetric.metrics.recall import recall
 
 
-def unified(space: Space, *, k: int = 1) -> float:
-    """How often one of the k nearest neighbours is of the query's class when every dataset answers at once.
-
-    Towards universal metric learning (PUMA, Kim et al. 2023): "unified accuracy".
+@metric(depth=lambda space, k: k)
+def unified(space: Space, *, k: Count = 1) -> float:
+    """Fraction of queries with a match among the k nearest neighbors of all datasets.
 
         recall at k of all test queries against all test galleries
 
-    Classes of different datasets never count as a match, whatever their labels: in PUMA's published code test labels of several datasets
-    collide, and a hit in the wrong dataset can count.
+    Classes of different datasets never match, whatever their labels. In the published code of PUMA,
+    test labels of several datasets collide, and a hit in the wrong dataset can count.
+
+    Reference:
+        Towards universal metric learning (PUMA, Kim et al. 2023), "unified accuracy".
 
     Args:
-        space: the embeddings of all datasets, with `source`.
-        k: how many neighbours are looked at.
+        space: Embeddings of all datasets, with `source`.
+        k: Number of neighbors.
     """
     return recall(space, k=k)

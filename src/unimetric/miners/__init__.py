@@ -1,4 +1,10 @@
 """One file per miner: `miner(similarity (B, R), pairs) -> Pairs | Triplets`, without gradient.
 
-The attribute `gives` is the type that the miner returns.
+The attribute `gives` is the type that the miner returns. The interface is `kinds.Miner`.
 """
+
+from __future__ import annotations
+
+from unimetric.spec import catalogue
+
+catalogue(__name__)

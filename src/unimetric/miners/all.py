@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from unimetric.geometry import Pairs
+from unimetric.kinds import Miner
 
 
-class All(nn.Module):
+class All(Miner):
     """Selection of every positive and every negative of each anchor, without mining.
 
     A loss over tuples then uses every tuple.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import NonNegative, Positive
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
+from unimetric.kinds import Miner
 
 
-class DistanceWeighted(nn.Module):
+class DistanceWeighted(Miner):
     """Sampling of negatives with equal probability at all distances.
 
         P(n | a) ~ 1 / q(max(d_an, cutoff)),   log q(d) = (D - 2) log d + (D - 3)/2 log(1 - d^2 / 4)
@@ -37,7 +39,7 @@ class DistanceWeighted(nn.Module):
 
     gives = Triplets
 
-    def __init__(self, *, cutoff: float = 0.5, upper_cutoff: float | None = None) -> None:
+    def __init__(self, *, cutoff: NonNegative = 0.5, upper_cutoff: Positive | None = None) -> None:
         super().__init__()
         self.cutoff, self.upper_cutoff = cutoff, upper_cutoff
         self.dice = CounterRNG()

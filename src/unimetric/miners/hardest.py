@@ -6,12 +6,13 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from unimetric.geometry import Pairs, Triplets
+from unimetric.kinds import Miner
 
 
-class Hardest(nn.Module):
+class Hardest(Miner):
     """Selection of the farthest positive and the nearest negative of each anchor.
 
         p = argmax_p d_ap,   n = argmin_n d_an

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Real
 from unimetric.geometry import Pairs, masked_max, masked_min
+from unimetric.kinds import Miner
 
 
-class MultiSimilarity(nn.Module):
+class MultiSimilarity(Miner):
     """Selection of pairs that are harder than an anchor's extreme pair of the other type.
 
         select n if  s_an + epsilon > min_p s_ap;   select p if  s_ap - epsilon < max_n s_an
@@ -28,7 +30,7 @@ class MultiSimilarity(nn.Module):
 
     gives = Pairs
 
-    def __init__(self, *, epsilon: float = 0.1) -> None:
+    def __init__(self, *, epsilon: Real = 0.1) -> None:
         super().__init__()
         self.epsilon = epsilon
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
+from unimetric.kinds import Miner
 
 
-class Random(nn.Module):
+class Random(Miner):
     """Uniform sampling of one positive and one negative per anchor.
 
         p uniform over the positives;   n uniform over the negatives

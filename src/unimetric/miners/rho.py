@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unimetric.arguments import Fraction
 from unimetric.errors import UnimetricError
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw
+from unimetric.kinds import Miner
 from unimetric.spec import create
 
 
-class Rho(nn.Module):
+class Rho(Miner):
     """Random replacement of a triplet's negative by a positive (rho regularization).
 
         with probability p_switch, (a, p, n) becomes (a, a, p'),   p' uniform over the positives
@@ -43,7 +45,7 @@ class Rho(nn.Module):
 
     gives = Triplets
 
-    def __init__(self, *, p_switch: float = 0.2, miner: str | nn.Module = "distance_weighted") -> None:
+    def __init__(self, *, p_switch: Fraction = 0.2, miner: str | nn.Module = "distance_weighted") -> None:
         super().__init__()
         self.p_switch = p_switch
         self.miner = create("miners", miner)

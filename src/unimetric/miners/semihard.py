@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import NonNegative
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw, euclidean
+from unimetric.kinds import Miner
 
 
-class Semihard(nn.Module):
+class Semihard(Miner):
     """Sampling of negatives that are farther than the positive, but within the margin.
 
         p uniform over the positives
@@ -33,7 +35,7 @@ class Semihard(nn.Module):
 
     gives = Triplets
 
-    def __init__(self, *, margin: float = 0.2) -> None:
+    def __init__(self, *, margin: NonNegative = 0.2) -> None:
         super().__init__()
         self.margin = margin
         self.dice = CounterRNG()

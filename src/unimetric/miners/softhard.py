@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw, masked_max, masked_min
+from unimetric.kinds import Miner
 
 
-class Softhard(nn.Module):
+class Softhard(Miner):
     """Sampling among positives and negatives that are harder than the other type's extreme.
 
         p uniform over  {p : d_ap > min_n d_an},  or over all positives if that set is empty

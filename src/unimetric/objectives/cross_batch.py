@@ -1,37 +1,44 @@
-"""Cross-batch memory: the batch is compared with embeddings of the steps before."""
+"""Cross-batch memory: compare the batch with embeddings of earlier steps."""
 
 from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Count, Natural, NonNegative
 from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory
-from unimetric.objectives import Output
+from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
-class CrossBatch(nn.Module):
-    """Cross-batch memory for embedding learning, XBM (Wang et al., CVPR 2020).
+class CrossBatch(Objective):
+    """Cross-batch memory (XBM): compare the batch with embeddings of earlier steps.
 
         L = loss(batch, batch) + weight * loss(batch, memory)
 
-    where the memory is a ring of the last `size` embeddings, without gradient, the batch itself first among them; a sample is not
-    compared with its own copy. For the first `start` steps the loss is on the batch alone and the memory stays empty.
+    The memory is a ring buffer of the last `size` embeddings, without gradient, starting with the
+    batch itself. A sample is not compared with its copy. For the first `start` steps, the loss uses
+    only the batch, and the memory stays empty.
 
-    `memory_only=True` is the form of pytorch-metric-learning that PUMA uses: L = loss(batch, memory), from the first step on.
+    `memory_only=True` is the form of pytorch-metric-learning used by PUMA: L = loss(batch, memory),
+    from the first step on.
+
+    Reference:
+        Cross-batch memory for embedding learning (Wang et al., CVPR 2020).
 
     Args:
-        loss: a part of `losses/` over pairs or tuples.
-        miner: a part of `miners/`; the loss's own where none is named.
-        size: how many embeddings the memory holds; 55,000 for Stanford Online Products in the paper, 4,096 in PUMA.
-        weight: of the memory's term.
-        start: steps before the memory is used; `None` is 2,000, or 0 with `memory_only`.
-        memory_only: leave the batch's own term out.
-        num_classes: training classes.
-        dim: embedding dimension.
-        batch_size: pictures a step, which the memory must hold; a run gives it.
+        loss: Spec string of a loss over pairs or tuples.
+        miner: Miner spec string. Defaults to the loss's miner.
+        size: Number of embeddings in the memory. The paper uses 55,000 for Stanford Online
+            Products, PUMA 4,096.
+        weight: Weight of the term with the memory.
+        start: Number of steps before the memory is used. `None` is 2,000, or 0 with `memory_only`.
+        memory_only: Whether to omit the term of the batch.
+        num_classes: Number of training classes. Provided by the run.
+        dim: Embedding dimension. Provided by the run.
+        batch_size: Number of images per step, which the memory must hold. Provided by the run.
     """
 
     embeddings: Tensor
@@ -43,27 +50,29 @@ class CrossBatch(nn.Module):
         *,
         loss: str = "contrastive",
         miner: str | None = None,
-        size: int = 8192,
-        weight: float = 1.0,
-        start: int | None = None,
+        size: Count = 8192,
+        weight: NonNegative = 1.0,
+        start: Natural | None = None,
         memory_only: bool = False,
-        num_classes: int,
-        dim: int,
-        batch_size: int = 1,
+        num_classes: Count,
+        dim: Count,
+        batch_size: Count = 1,
     ) -> None:
         super().__init__()
         _check_room(size, batch_size)
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
-        if getattr(self.loss, "family", "") == "proxy":
+        if self.loss.family == "proxy":
             raise UnimetricError(
-                f"the objective `cross_batch` keeps embeddings to compare with, but the loss `{loss}` compares with proxies",
-                'name a loss over pairs or tuples, such as `loss = "multi_similarity"`, or set `objective = "plain"`',
+                f"the objective `cross_batch` requires a loss over pairs or tuples, but the loss `{loss}` compares with proxies",
+                'use a loss over pairs or tuples, such as `loss = "multi_similarity"`, or set `objective = "plain"`',
             )
         self.size, self.weight, self.memory_only = size, weight, memory_only
-        self.start = (0 if memory_only else 2000) if start is None else start
+        if start is None:
+            start = 0 if memory_only else 2000
+        self.start = start
         self.register_buffer("embeddings", torch.zeros(size, dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.int64))
-        self.register_buffer("state", torch.zeros(3, dtype=torch.int64))  # steps taken, where the next batch goes, how much is filled
+        self.register_buffer("state", torch.zeros(3, dtype=torch.int64))  # steps taken, slot of the next batch, filled slots
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
         memory, started = self._enqueue(output.embeddings.detach(), labels)
@@ -71,33 +80,35 @@ class CrossBatch(nn.Module):
         if self.memory_only and self.start == 0:
             return {"loss": with_memory}
         alone = self.loss(output.embeddings, labels)
-        # Chosen by arithmetic: to branch on the step would make the host wait for the device.
+        # Selected by arithmetic, because branching on the step would synchronize with the device.
         if self.memory_only:
             return {"loss": torch.where(started, with_memory, alone)}
         return {"loss": alone, "memory": torch.where(started, self.weight * with_memory, 0)}
 
     @torch.no_grad()
     def _enqueue(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"]) -> tuple[Memory, Tensor]:
-        """Put the batch into the ring; what is there now, and whether the memory is in use."""
+        """Write the batch into the ring buffer. Return its content, and whether the memory is in use."""
         batch = len(labels)
         _check_room(self.size, batch)
-        steps, place, filled = self.state.clone()
+        steps, slot, filled = self.state.clone()
         started = steps >= self.start
         slots = torch.arange(self.size, device=labels.device)
-        own = (place + slots[:batch]) % self.size
+        own = (slot + slots[:batch]) % self.size
         self.embeddings.index_copy_(0, own, embeddings.to(self.embeddings.dtype))
         self.labels.index_copy_(0, own, labels.to(self.labels.dtype))
-        # Before the start the place does not move, and each batch overwrites the last.
+        # Before the start, the slot does not move, and each batch overwrites the last.
         grown = torch.where(started, batch, 0)
         filled = (filled + grown).clamp_max(self.size)
-        self.state.copy_(torch.stack([steps + 1, (place + grown) % self.size, filled]))
+        self.state.copy_(torch.stack([steps + 1, (slot + grown) % self.size, filled]))
         valid = slots < filled
-        # A copy of the ring: the next step writes into it, perhaps before this one's backward pass has read it.
+        # Return a copy, because the next step may write into the ring buffer before the backward pass of
+        # this step has read it.
         return Memory(self.embeddings.clone(), self.labels.clone(), valid, own), started
 
 
 def _check_room(size: int, batch: int) -> None:
     if batch > size:
         raise UnimetricError(
-            f"a batch of {batch} does not fit into a memory of {size}", f"write `cross_batch(size={batch})` or more, or lower `batch_size`"
+            f"`size` must be at least the batch size of {batch}, got a memory of {size}",
+            f"use `cross_batch(size={batch})` or more, or lower `batch_size`",
         )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from unimetric.arguments import Count, NonNegative
 from unimetric.errors import UnimetricError
 from unimetric.geometry import cosines
-from unimetric.objectives import Output
+from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
-class CRT(nn.Module):
+class CRT(Objective):
     """Objective of the coded residual transform, for a head with two branches.
 
         L = diversity L_div + low loss(f1) + high loss(f2) + consistency |S1 - S2|_1
@@ -54,14 +55,14 @@ class CRT(nn.Module):
         *,
         loss: str = "multi_similarity(kept_only=False)",
         miner: str | None = None,
-        low: float = 1.0,
-        high: float = 0.1,
-        consistency: float = 0.9,
-        diversity: float = 1.0,
-        reduction: str = "mean",
+        low: NonNegative = 1.0,
+        high: NonNegative = 0.1,
+        consistency: NonNegative = 0.9,
+        diversity: NonNegative = 1.0,
+        reduction: Literal["mean", "row", "sum"] = "mean",
         detach_high: bool = False,
-        num_classes: int,
-        branches: tuple[int, ...],
+        num_classes: Count,
+        branches: tuple[Count, ...],
     ) -> None:
         super().__init__()
         if len(branches) != 2:
@@ -69,8 +70,6 @@ class CRT(nn.Module):
                 f"the objective `crt` requires a head with two branches, got {len(branches)}",
                 'use `head = "crt"`, or `objective = "plain"`',
             )
-        if reduction not in _REDUCTIONS:
-            raise UnimetricError(f"crt: `reduction` must be one of `mean`, `row`, `sum`, got {reduction!r}", "use `reduction='mean'`")
         self.low_loss, self.high_loss = (create("losses", loss, miner=miner, num_classes=num_classes, dim=dim) for dim in branches)
         self.low, self.high, self.consistency, self.diversity = low, high, consistency, diversity
         self.reduction, self.detach_high = reduction, detach_high
@@ -78,7 +77,7 @@ class CRT(nn.Module):
 
     def meet(self, model: Any) -> None:
         """Store the head, whose prototypes the diversity term reads."""
-        if self.diversity and not getattr(model.head, "prototype_sets", ()):
+        if self.diversity and not model.head.prototype_sets:
             raise UnimetricError(
                 f"the objective `crt` requires a head with prototypes, but the head {type(model.head).__name__} has none",
                 'use `head = "crt"`, or `objective = "crt(diversity=0)"`',

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from unimetric.arguments import Count, Fraction, NonNegative, Positive
 from unimetric.errors import UnimetricError
 from unimetric.geometry import CounterRNG, Pairs, Triplets, draw, unit
-from unimetric.objectives import Output
+from unimetric.kinds import Miner, Objective, Output
 from unimetric.spec import create
 
-_INTRA_TRIPLETS = ("all", "distinct", "permuted")
 
-
-class Diva(nn.Module):
+class Diva(Objective):
     """DiVA: a separate task for each of the four branches of the head `diva`.
 
         L = loss(disc, y) + shared aux(shared, y[pi]) + own dance(self) + intra aux(intra, within classes) + adversary
@@ -78,32 +77,27 @@ class Diva(nn.Module):
         loss: str = "margin",
         miner: str | None = None,
         auxiliary: str = "margin",
-        shared: float = 0.3,
-        own: float = 0.3,
-        intra: float = 0.3,
-        rho: float = 1500.0,
-        hidden: int = 512,
-        lr: float = 1e-5,
-        queue: int = 30,
-        temperature: float = 0.01,
-        momentum: float = 0.9,
+        shared: NonNegative = 0.3,
+        own: NonNegative = 0.3,
+        intra: NonNegative = 0.3,
+        rho: NonNegative = 1500.0,
+        hidden: Count = 512,
+        lr: NonNegative = 1e-5,
+        queue: Count = 30,
+        temperature: Positive = 0.01,
+        momentum: Fraction = 0.9,
         half_keys: bool = True,
-        intra_triplets: str = "all",
+        intra_triplets: Literal["all", "distinct", "permuted"] = "all",
         column_weights: bool = False,
-        num_classes: int,
-        branches: tuple[int, ...],
-        batch_size: int,
+        num_classes: Count,
+        branches: tuple[Count, ...],
+        batch_size: Count,
     ) -> None:
         super().__init__()
         if len(branches) != 4 or len(set(branches)) != 1:
             raise UnimetricError(
                 f"the objective `diva` needs a head with four equal branches, not {len(branches)}", 'write `head = "diva(dim=128)"`'
             )
-        if queue < 1:
-            raise UnimetricError(f"`queue` of the objective `diva` must be at least 1, not {queue}", "write `diva(queue=30)`")
-        if intra_triplets not in _INTRA_TRIPLETS:
-            choices = ", ".join(_INTRA_TRIPLETS)
-            raise UnimetricError(f"`intra_triplets` of the objective `diva` cannot be {intra_triplets!r}", f"choose from: {choices}")
         dim = branches[0]
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.shared_loss = create("losses", auxiliary, num_classes=num_classes, dim=dim)
@@ -223,7 +217,7 @@ class _Reverse(torch.autograd.Function):
         return -upstream[0]
 
 
-class _Within(nn.Module):
+class _Within(Miner):
     """Draw a class uniformly, then anchor, positive and negative from it, with replacement.
 
     Args:

@@ -1,27 +1,28 @@
-"""The loss and nothing else."""
+"""Objective with one loss and nothing else."""
 
 from __future__ import annotations
 
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from unimetric.objectives import Output
+from unimetric.arguments import Count
+from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
-class Plain(nn.Module):
-    """One loss on the embeddings: the protocol of Roth et al. 2020.
+class Plain(Objective):
+    """One loss on the embeddings, as in the protocol of Roth et al. 2020.
 
         L = loss(embeddings, labels)
 
     Args:
-        loss: a part of `losses/`.
-        miner: a part of `miners/`; the loss's own where none is named.
-        num_classes: training classes.
-        dim: embedding dimension.
+        loss: Loss spec string.
+        miner: Miner spec string. Defaults to the loss's miner.
+        num_classes: Number of training classes. Provided by the run.
+        dim: Embedding dimension. Provided by the run.
     """
 
-    def __init__(self, *, loss: str = "margin", miner: str | None = None, num_classes: int, dim: int) -> None:
+    def __init__(self, *, loss: str = "margin", miner: str | None = None, num_classes: Count, dim: Count) -> None:
         super().__init__()
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
 

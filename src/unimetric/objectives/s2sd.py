@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Natural, NonNegative, Positive, Range
 from unimetric.geometry import cosines, upcast_half
-from unimetric.objectives import Output
+from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
-class S2SD(nn.Module):
+class S2SD(Objective):
     """Self-distillation from wider target branches, over any loss.
 
         L = (loss(f) + mean_t loss_t(g_t)) / 2 + weight mean_t KL(S_t || S) + feature_weight KL(S_feature || S)
@@ -54,20 +56,18 @@ class S2SD(nn.Module):
         *,
         loss: str = "margin",
         miner: str | None = None,
-        dims: tuple[int, ...] = (512, 1024, 1536, 2048),
-        temperature: float = 1.0,
-        weight: float = 50.0,
-        feature_weight: float = 50.0,
-        delay: int = 1000,
+        dims: Annotated[tuple[Count, ...], Range(1)] = (512, 1024, 1536, 2048),
+        temperature: Positive = 1.0,
+        weight: NonNegative = 50.0,
+        feature_weight: NonNegative = 50.0,
+        delay: Natural = 1000,
         pool_aggr: bool = False,
         half_targets: bool = True,
-        num_classes: int,
-        dim: int,
-        features: int,
+        num_classes: Count,
+        dim: Count,
+        features: Count,
     ) -> None:
         super().__init__()
-        if not dims:
-            raise UnimetricError("the objective `s2sd` has no target branch", "write `s2sd(dims=(1024,))`, one dimension at least")
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.losses = nn.ModuleList(create("losses", loss, miner=miner, num_classes=num_classes, dim=width) for width in dims)
         self.targets = nn.ModuleList(nn.Sequential(nn.Linear(features, t), nn.ReLU(), nn.Linear(t, t)) for t in dims)
@@ -84,21 +84,24 @@ class S2SD(nn.Module):
             targets = [upcast_half(target(features)) for target in self.targets]
         own = [loss(target, labels) for loss, target in zip(self.losses, targets, strict=True)]
         teachers = [cosines(target.detach()) for target in (*targets, features)]
-        likeness = distillation(cosines(output.embeddings), torch.stack(teachers), temperature=self.temperature)
+        divergence = distillation(cosines(output.embeddings), torch.stack(teachers), temperature=self.temperature)
         terms = {
             "loss": self.loss(output.embeddings, labels) / 2,
             "targets": torch.stack(own).mean() / 2,
-            "distillation": self.weight * likeness[:-1].mean(),
+            "distillation": self.weight * divergence[:-1].mean(),
         }
         if self.feature_weight:
-            # Chosen by arithmetic: to branch on the step would make the host wait for the device.
-            terms["features"] = torch.where(self.steps >= self.delay, self.feature_weight * likeness[-1], 0)
+            # Selected by arithmetic, because branching on the step would synchronize with the device.
+            terms["features"] = torch.where(self.steps >= self.delay, self.feature_weight * divergence[-1], 0)
         self.steps += 1
         return terms
 
 
 def distillation(source: Float[Tensor, "B B"], targets: Float[Tensor, "T B B"], *, temperature: float) -> Float[Tensor, "T"]:
-    """T^2 times the mean over rows of KL(target || source), of the rows' softmax at that temperature; the targets have no gradient."""
+    """Return T^2 times the mean over rows of KL(target || source).
+
+    The distributions are the softmax of the rows at temperature T. The targets have no gradient.
+    """
     wanted = (targets.detach() / temperature).log_softmax(-1)
     given = (source / temperature).log_softmax(-1)
     return temperature**2 * (wanted.exp() * (wanted - given)).sum(-1).mean(-1)

@@ -1,4 +1,4 @@
-"""An adversary that wants the features to fill a cube evenly."""
+"""Adversarial prior that makes the features fill a cube uniformly."""
 
 from __future__ import annotations
 
@@ -7,35 +7,46 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.arguments import Count, NonNegative
 from unimetric.errors import UnimetricError
 from unimetric.geometry import CounterRNG, upcast_half
-from unimetric.objectives import Output
+from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
-class UniformPrior(nn.Module):
-    """Uniform priors for data-efficient transfer (Sinha et al., 2020; arXiv 2006.16524), as in the code of ooDML, over any loss.
+class UniformPrior(Objective):
+    """Adversarial prior that makes the features fill a cube uniformly, over any loss.
 
         L = loss(f) + weight mean over chunks h of  -log D(h)
-        D minimises  mean_z -log D(z) + mean_h -log(1 - D(h)),   z even on (-1, 1)^chunk
+        D minimizes  mean_z -log D(z) + mean_h -log(1 - D(h)),   z uniform on (-1, 1)^chunk
 
-    with h the backbone's features cut into chunks (16 of 128 for a ResNet-50) and D a small network with an Adam of its own, stepped once
-    in `every` steps, the first one included, on the features of that step. The features of a ResNet follow a ReLU and so cannot fill the
-    cube; the publication speaks of the embedding, which `on_embedding=True` takes in their place, before it is normalised. The
-    discriminator lives in the objective: the model at test time is the plain one.
+    h are the features of the backbone, cut into chunks (16 of 128 for a ResNet-50). D is a small
+    network with a separate Adam optimizer. It takes one step in `every` steps, including the first,
+    on the features of that step. The discriminator belongs to the objective; the model at test time
+    is the plain one.
+
+    Differs from the paper:
+        Follows the code of ooDML. The features of a ResNet follow a ReLU and so cannot fill the
+        cube. The publication uses the embedding; `on_embedding=True` selects it instead, before it
+        is normalized.
+
+    Reference:
+        Uniform priors for data-efficient transfer (Sinha et al., arXiv 2006.16524, 2020).
 
     Args:
-        loss: a part of `losses/`.
-        miner: a part of `miners/`; the loss's own where none is named.
-        weight: of the prior: 0.2 for CUB200 and CARS196, 0.02 for Stanford Online Products.
-        every: steps of the network for one of the discriminator: 10, and 200 for Stanford Online Products.
-        hidden: width of the discriminator's two hidden layers: 100, and 50 for Stanford Online Products.
-        chunk: numbers that the discriminator sees at once; fewer features than that are one chunk.
-        lr: learning rate of the discriminator, that of the network in the paper.
-        on_embedding: look at the embedding instead of the features.
-        num_classes: training classes.
-        dim: embedding dimension.
-        features: channels of the backbone.
+        loss: Loss spec string.
+        miner: Miner spec string. Defaults to the loss's miner.
+        weight: Weight of the prior. 0.2 for CUB200 and CARS196, 0.02 for Stanford Online Products.
+        every: Number of network steps per step of the discriminator. 10, or 200 for Stanford Online
+            Products.
+        hidden: Width of the two hidden layers of the discriminator. 100, or 50 for Stanford Online
+            Products.
+        chunk: Number of features per chunk. Fewer features than that form one chunk.
+        lr: Learning rate of the discriminator. The paper uses that of the network.
+        on_embedding: Whether to use the embedding instead of the features.
+        num_classes: Number of training classes. Provided by the run.
+        dim: Embedding dimension. Provided by the run.
+        features: Number of backbone channels. Provided by the run.
     """
 
     reads = ("tokens",)
@@ -45,34 +56,31 @@ class UniformPrior(nn.Module):
         *,
         loss: str = "margin",
         miner: str | None = None,
-        weight: float = 0.2,
-        every: int = 10,
-        hidden: int = 100,
-        chunk: int = 128,
-        lr: float = 1e-5,
+        weight: NonNegative = 0.2,
+        every: Count = 10,
+        hidden: Count = 100,
+        chunk: Count = 128,
+        lr: NonNegative = 1e-5,
         on_embedding: bool = False,
-        num_classes: int,
-        dim: int,
-        features: int,
+        num_classes: Count,
+        dim: Count,
+        features: Count,
     ) -> None:
         super().__init__()
-        for key, value in (("every", every), ("chunk", chunk)):
-            if value < 1:
-                raise UnimetricError(f"`{key}` of the objective `uniform_prior` must be at least 1, not {value}", f"leave `{key}` out")
         width = dim if on_embedding else features
         self.chunk = min(chunk, width)
         if width % self.chunk:
+            divisor = next(size for size in range(self.chunk, 0, -1) if width % size == 0)
             raise UnimetricError(
-                f"{width} numbers do not fall into chunks of {self.chunk} for the objective `uniform_prior`",
-                f"write `uniform_prior(chunk={next(size for size in range(self.chunk, 0, -1) if width % size == 0)})`",
+                f"`chunk` must divide {width} in `uniform_prior`, got chunks of {self.chunk}", f"use `uniform_prior(chunk={divisor})`"
             )
         self.loss = create("losses", loss, miner=miner, num_classes=num_classes, dim=dim)
         self.weight, self.every, self.on_embedding = weight, every, on_embedding
         self.discriminator = _Discriminator(self.chunk, hidden)
         self.optimizers = {"discriminator": torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(0.5, 0.999))}
-        self.dice = CounterRNG(3)  # not the numbers of the miner
+        self.dice = CounterRNG(3)  # a different sequence from that of the miner
         self.steps = 0
-        self.seen: Tensor | None = None  # what the discriminator learns from after the step
+        self.seen: Tensor | None = None  # chunks for the discriminator's step
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
         chunks = upcast_half(output.embeddings if self.on_embedding else output.features).reshape(-1, self.chunk)
@@ -83,7 +91,7 @@ class UniformPrior(nn.Module):
         }
 
     def stepped(self) -> None:
-        """One step of the discriminator, every so many steps of the network."""
+        """Take one step of the discriminator after every `every` steps of the network."""
         if self.steps % self.every == 0 and self.seen is not None:
             optimizer = self.optimizers["discriminator"]
             self.discriminator.requires_grad_(True)
@@ -95,22 +103,25 @@ class UniformPrior(nn.Module):
         self.steps, self.seen = self.steps + 1, None
 
     def verdict(self, chunks: Float[Tensor, "M H"]) -> Float[Tensor, ""]:
-        """What the discriminator minimises: how badly it tells even points from the chunks."""
+        """Return the loss of the discriminator, which separates uniform points from the chunks."""
         even = 2 * self.dice(chunks.numel()).view_as(chunks).to(chunks.dtype) - 1
         return F.softplus(-self.discriminator(even)).mean() + F.softplus(self.discriminator(chunks)).mean()
 
-    # The host must know the step without waiting for the device, and a buffer would lie there.
+    # The step counter is not a buffer, because reading it from the device would synchronize.
     def get_extra_state(self) -> Tensor:
-        """How many steps were taken, for the checkpoint."""
+        """Return the number of steps for the checkpoint."""
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Back from the checkpoint."""
+        """Restore the number of steps from the checkpoint."""
         self.steps = int(state)
 
 
 class _Discriminator(nn.Module):
-    """Scores before the sigmoid. Frozen but for its own step, so that the network's backward pass need not reach its weights."""
+    """Discriminator that returns scores before the sigmoid.
+
+    It is frozen except in its step, so that the backward pass of the network skips its weights.
+    """
 
     own_step = True
 

@@ -1,1 +1,7 @@
-"""One file an optimiser: `optimizer(groups, *, lr, ...) -> torch.optim.Optimizer`."""
+"""One file per optimizer: `optimizer(groups, *, lr, ...) -> torch.optim.Optimizer`."""
+
+from __future__ import annotations
+
+from unimetric.spec import catalogue
+
+catalogue(__name__)

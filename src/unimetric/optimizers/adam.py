@@ -1,33 +1,39 @@
-"""Adam, whose weight decay is an L2 penalty inside the gradient."""
+"""Adam, with weight decay as an L2 penalty in the gradient."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+
+from unimetric.arguments import NonNegative, Range
 
 
 def adam(
     groups: list[dict[str, Any]],
     *,
-    lr: float = 1e-5,
-    weight_decay: float = 4e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    lr: NonNegative = 1e-5,
+    weight_decay: NonNegative = 4e-4,
+    beta1: Annotated[float, Range(0, below=1)] = 0.9,
+    beta2: Annotated[float, Range(0, below=1)] = 0.999,
+    eps: NonNegative = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Adam (Kingma & Ba, ICLR 2015), with the values of Roth et al. 2020.
+    """Adam with the values of Roth et al. 2020.
 
-        m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  w <- w - lr m_hat / (sqrt(v_hat) + eps),  g including weight_decay w
+        m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
+        w <- w - lr m_hat / (sqrt(v_hat) + eps),  g including weight_decay w
+
+    Reference:
+        Adam: a method for stochastic optimization (Kingma & Ba, ICLR 2015).
 
     Args:
-        groups: parameter groups, each with a learning rate and weight decay of its own if it has them.
-        lr: learning rate.
-        weight_decay: weight of the L2 penalty.
-        beta1: memory of the mean.
-        beta2: memory of the square.
-        eps: keeps the division finite.
+        groups: Parameter groups, each optionally with its learning rate and weight decay.
+        lr: Learning rate.
+        weight_decay: Weight of the L2 penalty.
+        beta1: Decay rate of the mean gradient.
+        beta2: Decay rate of the mean squared gradient.
+        eps: Term that keeps the division finite.
     """
-    # One fused kernel for all parameters where the device has it: hundreds of small launches otherwise.
+    # A GPU updates all parameters in one fused kernel instead of hundreds of small launches.
     fused = groups[0]["params"][0].is_cuda
     return torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps, fused=fused)

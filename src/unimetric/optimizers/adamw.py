@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+
+from unimetric.arguments import NonNegative, Range
 
 
 def adamw(
     groups: list[dict[str, Any]],
     *,
-    lr: float = 1e-4,
-    weight_decay: float = 1e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    lr: NonNegative = 1e-4,
+    weight_decay: NonNegative = 1e-4,
+    beta1: Annotated[float, Range(0, below=1)] = 0.9,
+    beta2: Annotated[float, Range(0, below=1)] = 0.999,
+    eps: NonNegative = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Decoupled weight decay regularization (Loshchilov & Hutter, ICLR 2019), with the values of PUMA (Kim et al. 2023).
+    """Adam with decoupled weight decay, with the values of PUMA (Kim et al. 2023).
 
         w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w)
 
+    Reference:
+        Decoupled weight decay regularization (Loshchilov & Hutter, ICLR 2019).
+
     Args:
-        groups: parameter groups, each with a learning rate and weight decay of its own if it has them.
-        lr: learning rate.
-        weight_decay: how fast weights shrink.
-        beta1: memory of the mean.
-        beta2: memory of the square.
-        eps: keeps the division finite.
+        groups: Parameter groups, each optionally with its learning rate and weight decay.
+        lr: Learning rate.
+        weight_decay: Rate of the weight decay.
+        beta1: Decay rate of the mean gradient.
+        beta2: Decay rate of the mean squared gradient.
+        eps: Term that keeps the division finite.
     """
     fused = groups[0]["params"][0].is_cuda
     return torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), eps=eps, fused=fused)

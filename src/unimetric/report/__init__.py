@@ -1,4 +1,7 @@
-"""Run folders become tables, figures and one page that needs no network. Reads folders only; no torch here."""
+"""Reports: tables and figures of run folders in one HTML file.
+
+Reads folders only, and does not import torch.
+"""
 
 from unimetric.report.page import report
 

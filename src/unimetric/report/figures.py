@@ -1,4 +1,7 @@
-"""What the page draws: curves, spectra, neighbours and maps as plain numbers. The page's own script makes pictures of them."""
+"""Data of the report's figures: curves, shifts, spectra, neighbors and maps.
+
+`page.js` draws them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ import numpy as np
 from unimetric.report.folders import Record
 from unimetric.report.numbers import Method, correlations, direction, is_structure, measured, shift_of, shifts
 
-#: A line of a plot has no more points than a screen can show.
+#: Largest number of points per line of a plot.
 _POINTS = 200
 
 
 def curves(found: list[Method]) -> list[dict[str, Any]]:
-    """A plot for the loss and for each metric that was followed, a line a method: the mean over its seeds."""
+    """Return plots of the loss and each metric, with the mean of each method over its seeds."""
     keys: dict[str, None] = {}
     for method in found:
         for run in method.runs:
@@ -43,7 +46,7 @@ def curves(found: list[Method]) -> list[dict[str, Any]]:
 
 
 def _long(method: Method, found: list[Method]) -> str:
-    """With what it was measured on, where that differs."""
+    """Return the name of a method, with its dataset and split if those of the methods differ."""
     return method.name if len({each.task for each in found}) == 1 else f"{method.name} ({', '.join(method.task)})"
 
 
@@ -52,7 +55,10 @@ def _rounded(value: Any) -> float:
 
 
 def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
-    """Recall, or whatever judges first, against the distance of the test classes, a plot a dataset; names carry the AGS."""
+    """Return plots of the first two metrics by shift, one per dataset.
+
+    Line names contain the AGS.
+    """
     judges = [metric for metric in measured(found) if not is_structure(metric)]
     plots = []
     for judge in judges[:2]:
@@ -68,7 +74,10 @@ def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
 
 
 def correlation_plots(found: list[Method]) -> list[dict[str, Any]]:
-    """A cloud for each structure metric against what judges first; titles carry Pearson's r."""
+    """Return one scatter plot per structure metric, against the first other metric.
+
+    Titles contain Pearson's r.
+    """
     metrics = measured(found)
     judge = next((metric for metric in metrics if not is_structure(metric)), "")
     plots = []
@@ -82,7 +91,10 @@ def correlation_plots(found: list[Method]) -> list[dict[str, Any]]:
 
 
 def spectra(found: list[Method]) -> list[dict[str, Any]]:
-    """Singular values of the test embeddings, scaled to sum 1, a line a method: its first seed."""
+    """Return plots of the singular values of the test embeddings, scaled to sum 1.
+
+    Each line is the first seed of a method.
+    """
     plots = []
     for task in dict.fromkeys(method.task for method in found):
         lines = []
@@ -96,16 +108,21 @@ def spectra(found: list[Method]) -> list[dict[str, Any]]:
                 lines.append({"name": method.name, "x": (kept + 1).tolist(), "y": [_rounded(share[place]) for place in kept]})
         if lines:
             title = ", ".join(task)
-            plots.append({"title": title, "xlabel": "singular value, largest first", "ylabel": "share", "log": True, "lines": lines})
+            plots.append({"title": title, "xlabel": "singular value, largest first", "ylabel": "fraction", "log": True, "lines": lines})
     return plots
 
 
 def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Neighbours and maps of the best runs, and the thumbnails, which runs on the same pictures share.
+    """Return neighbors and maps of the best runs, and their thumbnails.
+
+    Runs on the same images share thumbnails.
 
     Args:
-        found: the methods.
-        most: how many runs at most.
+        found: Methods.
+        most: Largest number of runs.
+
+    Returns:
+        One dictionary per run, and thumbnails as data URLs by key.
     """
     judge = next((metric for metric in measured(found) if not is_structure(metric)), "")
     runs = [(method, run) for method in found for run in method.runs if run.gallery]
@@ -116,7 +133,7 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
     for method, run in runs[:most]:
         keys = _thumbnails(run, thumbnails)
         labels, names = run.gallery["labels"], run.gallery["names"]
-        way, places = flat(run.gallery["embeddings"])
+        projection, points = project(run.gallery["embeddings"])
         shown.append(
             {
                 "name": f"{_long(method, found)}, seed {run.settings['seed']}, run {run.run_id}",
@@ -124,12 +141,12 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
                 "shift": None if np.isnan(shift_of(run)) else shift_of(run),
                 "names": names.tolist(),
                 "labels": labels.tolist(),
-                "pictures": keys,
+                "images": keys,
                 "queries": run.gallery["queries"].tolist(),
-                "neighbours": run.gallery["neighbours"].tolist(),
-                "way": way,
-                "x": [round(float(value), 3) for value in places[:, 0]],
-                "y": [round(float(value), 3) for value in places[:, 1]],
+                "neighbors": run.gallery["neighbours"].tolist(),
+                "projection": projection,
+                "x": [round(float(value), 3) for value in points[:, 0]],
+                "y": [round(float(value), 3) for value in points[:, 1]],
             }
         )
     return shown, thumbnails
@@ -139,19 +156,24 @@ def _thumbnails(run: Record, store: dict[str, str]) -> list[str]:
     data, ends = run.gallery["thumbnails"].tobytes(), run.gallery["ends"].tolist()
     keys = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        picture = data[start:end]
-        key = hashlib.sha1(picture, usedforsecurity=False).hexdigest()[:10]
-        store.setdefault(key, "data:image/jpeg;base64," + base64.b64encode(picture).decode())
+        image = data[start:end]
+        key = hashlib.sha1(image, usedforsecurity=False).hexdigest()[:10]
+        store.setdefault(key, "data:image/jpeg;base64," + base64.b64encode(image).decode())
         keys.append(key)
     return keys
 
 
-def flat(embeddings: np.ndarray) -> tuple[str, np.ndarray]:
-    """Points of the plane: UMAP (McInnes et al. 2018) if umap-learn is installed and there are enough points,
-    otherwise the first two principal components.
+def project(embeddings: np.ndarray) -> tuple[str, np.ndarray]:
+    """Project embeddings to two dimensions.
+
+    The projection is UMAP (McInnes et al. 2018) if umap-learn is installed and there are more than 50 points, otherwise the first two
+    principal components.
 
     Args:
-        embeddings: (N, D).
+        embeddings: Embeddings (N, D).
+
+    Returns:
+        Name of the projection, and points (N, 2).
     """
     points = embeddings.astype(np.float32)
     try:
@@ -160,9 +182,9 @@ def flat(embeddings: np.ndarray) -> tuple[str, np.ndarray]:
         umap = None
     if umap is not None and len(points) > 50:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a fixed seed costs threads
+            warnings.simplefilter("ignore")  # a warning that a fixed seed disables threads
             return "UMAP", umap.UMAP(metric="cosine", random_state=0).fit_transform(points)
-    centred = points - points.mean(0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    places = centred @ directions[:2].T
-    return "PCA", np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
+    centered = points - points.mean(0)
+    _, _, directions = np.linalg.svd(centered, full_matrices=False)
+    points = centered @ directions[:2].T
+    return "PCA", np.pad(points, ((0, 0), (0, 2 - points.shape[1])))

@@ -1,4 +1,4 @@
-"""What a run left behind, as far as it can be read."""
+"""Read finished run folders."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Record:
     """One finished run.
 
     Args:
-        folder: where it lies.
-        run_id: its id.
-        settings: its `config.toml`.
-        lines: its `metrics.jsonl`, one dictionary an epoch.
-        best: the line of its best epoch.
-        environment: what it ran on.
-        labels: what its study calls it, by axis; empty without a study.
-        gallery: arrays that `analysis.gallery` left; empty without.
+        folder: Run folder.
+        run_id: Id of the run.
+        settings: Content of `config.toml`.
+        lines: Content of `metrics.jsonl`, one dictionary per epoch.
+        best: Line of the best epoch.
+        environment: Content of `environment.json`.
+        labels: Labels in its study, by axis. Empty without a study.
+        gallery: Arrays of `gallery.npz`. Empty without that file.
     """
 
     folder: Path
@@ -44,16 +44,16 @@ class Record:
     gallery: dict[str, np.ndarray] = field(default_factory=dict)
 
     def value(self, metric: str, part: str = "test") -> float:
-        """A metric at the best epoch; not a number if it was not measured."""
+        """Return a metric at the best epoch, or NaN if the run does not have it."""
         return float(self.best.get(f"{part}/{metric}", math.nan))
 
     def prefers_less(self, metric: str) -> bool:
-        """Whether less of a metric is better, as the run has written down."""
+        """Return whether a lower value of a metric is better, as recorded by the run."""
         return any(metric == text or metric.startswith(f"{text}/") for text in self.best.get("lower_is_better", ()))
 
     @property
     def dataset(self) -> str:
-        """What the pictures are called; those of a pack by the name of the dataset that was packed."""
+        """Dataset of the run. For a pack, the names of the packed datasets."""
         text = str(self.settings["dataset"])
         if self.gallery and text.startswith("pack("):
             return " + ".join(name for name in self.gallery["source"].tolist() if name) or text
@@ -61,13 +61,16 @@ class Record:
 
 
 def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]:
-    """Every finished run in these folders, or one level below; and every folder that is left out, with the reason.
+    """Read every finished run in some folders, or one level below.
 
     Args:
-        places: run folders, or folders of run folders.
+        places: Run folders, or folders of run folders.
+
+    Returns:
+        The runs, and the skipped folders with the reason.
     """
     records: list[Record] = []
-    left_out: list[tuple[Path, str]] = []
+    skipped: list[tuple[Path, str]] = []
     seen: set[Path] = set()
     known: dict[str, Path] = {}
     for place in places:
@@ -75,7 +78,7 @@ def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]
             raise UnimetricError(f"{place}: no such folder", "name run folders, or a folder that `unimetric bench --out` filled")
         labels = _labels(place / "study.json")
         one = (place / "config.toml").exists()
-        order = {run_id: number for number, run_id in enumerate(labels)}  # as the grid has them
+        order = {run_id: number for number, run_id in enumerate(labels)}  # the order of the grid
         inside = [each for each in place.iterdir() if each.is_dir() and each.name != "logs"]
         for folder in [place] if one else sorted(inside, key=lambda each: (order.get(each.name, len(order)), each.name)):
             if folder.resolve() in seen or folder.name.startswith("."):
@@ -83,13 +86,13 @@ def read_runs(places: list[Path]) -> tuple[list[Record], list[tuple[Path, str]]]
             seen.add(folder.resolve())
             try:
                 record = _read(folder, labels)
-                # Two studies may share a run: it is one seed, and no second one.
+                # Two studies may share a run, which counts as one seed.
                 if (first := known.setdefault(str(record.environment.get("run_id", folder.resolve())), folder)) != folder:
                     raise _Unfinished(f"the same run as {first}")
                 records.append(record)
             except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-                left_out.append((folder, _reason(error)))
-    return records, left_out
+                skipped.append((folder, _reason(error)))
+    return records, skipped
 
 
 class _Unfinished(ValueError):
@@ -103,7 +106,7 @@ def _read(folder: Path, labels: dict[str, dict[str, str]]) -> Record:
     if missing := {"dataset", "loss", "seed", "epochs", "metrics"} - settings.keys():
         raise _Unfinished(f"config.toml has no `{min(missing)}`")
     if odd := [key for key, value in settings.items() if not isinstance(value, str | int | float | list)]:
-        raise _Unfinished(f"config.toml: `{odd[0]}` is no setting")
+        raise _Unfinished(f"config.toml: `{odd[0]}` must be a string, number, boolean or list")
     if not (folder / "done").exists():
         raise _Unfinished("not finished (it has no `done`)")
     best = json.loads((folder / "done").read_text(encoding="utf-8"))
@@ -112,12 +115,12 @@ def _read(folder: Path, labels: dict[str, dict[str, str]]) -> Record:
         if not isinstance(line, dict) or not isinstance(line.get("epoch"), int):
             raise _Unfinished("metrics.jsonl or done has a line without an epoch")
         if odd := [key for key, value in line.items() if key.startswith(_MEASURED) and not isinstance(value, int | float)]:
-            raise _Unfinished(f"metrics.jsonl or done: `{odd[0]}` is no number")
+            raise _Unfinished(f"metrics.jsonl or done: `{odd[0]}` is not a number")
     if not isinstance(best.get("lower_is_better", []), list):
-        raise _Unfinished("done: `lower_is_better` is no list")
+        raise _Unfinished("done: `lower_is_better` is not a list")
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     if not isinstance(environment, dict):
-        raise _Unfinished("environment.json holds no table")
+        raise _Unfinished("environment.json must contain an object")
     run_id = str(environment.get("run_id", folder.name))
     return Record(folder, run_id, settings, lines, best, environment, labels.get(run_id, {}), _gallery(folder / "gallery.npz"))
 
@@ -132,10 +135,10 @@ def _gallery(path: Path) -> dict[str, np.ndarray]:
     points = len(arrays["embeddings"]) if arrays["embeddings"].ndim == 2 else -1
     rows = all(arrays[key].shape == (points,) for key in ("labels", "names", "ends"))
     if not rows or arrays["neighbours"].ndim != 2 or arrays["spectrum"].ndim != 1 or arrays["shift"].dtype.kind != "f":
-        raise _Unfinished("gallery.npz contradicts itself")
+        raise _Unfinished("gallery.npz: the shapes of the arrays do not match")
     for key in ("queries", "neighbours"):
         if arrays[key].dtype.kind not in "iu" or (arrays[key].size and not 0 <= arrays[key].min() <= arrays[key].max() < points):
-            raise _Unfinished(f"gallery.npz: `{key}` points outside of it")
+            raise _Unfinished(f"gallery.npz: `{key}` has indices out of range")
     return arrays
 
 

@@ -1,7 +1,8 @@
-"""Runs that differ in their seed alone are one method: means, intervals, and what the papers have."""
+"""Methods and their results: means, intervals, values of the papers, and shifts."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -21,19 +22,20 @@ from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
 from unimetric.spec import parse
 
-#: Settings that do not make another method: how a run is carried out, and how exactly.
-_CARRIED_OUT = NO_RESULT | {"precision", "compile"}
-#: Metrics of the space's structure: neither more nor less of them is better.
-STRUCTURE = ("pi_intra", "pi_inter", "pi_ratio", "spectral_decay", "uniformity", "class_spectra", "density")
+#: Settings that do not define a method: the execution of a run and its precision.
+_EXECUTION = NO_RESULT | {"precision", "compile"}
+
+#: Smallest number of seeds with a confidence interval. Below it, the report shows the range.
+_SEEDS_FOR_INTERVAL = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Runs with the same settings but for the seed.
+    """Runs with the same settings except for the seed.
 
     Args:
-        name: what sets it apart from the others.
-        runs: one a seed.
+        name: Label, or the settings that differ from the other methods.
+        runs: One run per seed.
     """
 
     name: str
@@ -41,49 +43,54 @@ class Method:
 
     @property
     def task(self) -> tuple[str, str]:
-        """The pictures and the split: what methods can be compared on."""
+        """Dataset and split. Methods are compared within one task."""
         return self.runs[0].dataset, str(self.runs[0].settings.get("split", "standard"))
 
     def mean(self, metric: str) -> float:
-        """Over the runs."""
+        """Return the mean over the runs."""
         return float(np.mean([run.value(metric) for run in self.runs]))
 
     def half(self, metric: str, level: float = 0.95) -> float:
-        """Half of Student's interval for the mean; not a number for a single run."""
+        """Return half of Student's interval for the mean, or NaN for fewer than three runs."""
         values = [run.value(metric) for run in self.runs]
-        if len(values) < 2:
+        if len(values) < _SEEDS_FOR_INTERVAL:
             return math.nan
         return float(stats.t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
+    def range(self, metric: str) -> tuple[float, float]:
+        """Return the lowest and the highest value of the runs."""
+        values = [run.value(metric) for run in self.runs]
+        return min(values), max(values)
+
 
 def methods(records: list[Record]) -> list[Method]:
-    """Runs put together, each method with a name: as the study calls it, or the settings that differ."""
+    """Group runs into methods, named by their label or by the settings that differ."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[json.dumps(_method_settings(record), sort_keys=True)].append(record)
-    essences = [_method_settings(runs[0]) for runs in groups.values()]
+    distinct = [_method_settings(runs[0]) for runs in groups.values()]
     values: dict[str, set[str]] = defaultdict(set)
-    for essence in essences:
-        for key, value in essence.items():
+    for settings in distinct:
+        for key, value in settings.items():
             values[key].add(json.dumps(value))
-    differ = [key for key in (essences[0] if essences else {}) if len(values[key]) > 1 and key not in ("dataset", "split")]
+    differ = [key for key in (distinct[0] if distinct else {}) if len(values[key]) > 1 and key not in ("dataset", "split")]
     found = []
-    for runs, essence in zip(groups.values(), essences, strict=True):
+    for runs, settings in zip(groups.values(), distinct, strict=True):
         study = [value for axis, value in runs[0].labels.items() if axis not in ("seed", "dataset", "split")]
-        name = ", ".join(study) or ", ".join(str(essence.get(key)) for key in differ if essence.get(key)) or str(essence["loss"])
+        name = ", ".join(study) or ", ".join(str(settings.get(key)) for key in differ if settings.get(key)) or str(settings["loss"])
         found.append(Method(name, runs))
     return found
 
 
 def _method_settings(record: Record) -> dict[str, Any]:
-    # A run of before a setting was there had what is its default now.
+    # A run that is older than a setting has the default of that setting.
     settings = asdict(RunConfig()) | record.settings
-    carried_out = _CARRIED_OUT - record.labels.keys()  # a study of precisions compares them
-    return {key: value for key, value in settings.items() if key != "seed" and key not in carried_out}
+    execution = _EXECUTION - record.labels.keys()  # a study of precisions compares them
+    return {key: value for key, value in settings.items() if key != "seed" and key not in execution}
 
 
 def measured(found: list[Method]) -> list[str]:
-    """Every metric that some run has on its test classes, in the order of the files."""
+    """Return every metric that a run has on its test classes, in the order of the files."""
     names: dict[str, None] = {}
     for method in found:
         for run in method.runs:
@@ -92,13 +99,14 @@ def measured(found: list[Method]) -> list[str]:
 
 
 def at_own_epochs(record: Record) -> Record:
-    """Each metric that judges at its own best epoch on the test classes, those of the structure at that of the first metric.
+    """Replace each metric by its value at its own best epoch on the test classes.
 
-    So do Roth et al. 2020 report, and it flatters: with the usual way, all metrics at one epoch, theirs are a little above ours.
+    Structure metrics keep the run's best epoch. Roth et al. 2020 report this way. It selects epochs on test classes, so values are
+    higher than with one epoch for all metrics.
     """
     best = dict(record.best)
     for line in record.lines:
-        if line["epoch"]:  # before the first, nothing was trained
+        if line["epoch"]:  # epoch 0 is the model before training
             for key, value in line.items():
                 metric = key.removeprefix("test/")
                 if key.startswith("test/") and not is_structure(metric) and math.isfinite(value):
@@ -107,21 +115,65 @@ def at_own_epochs(record: Record) -> Record:
 
 
 def direction(found: list[Method], metric: str) -> int:
-    """1 if more of a metric is better, -1 if less is."""
+    """Return 1 if a higher value of a metric is better, -1 if a lower one is."""
     return -1 if any(run.prefers_less(metric) for method in found for run in method.runs) else 1
 
 
 def is_structure(metric: str) -> bool:
-    """Whether a metric describes the space, rather than judging it."""
-    return metric.split("(")[0].split("/")[0] in STRUCTURE
+    """Return whether a metric declares that neither higher nor lower is better.
+
+    The declaration is read from the source of the metric, without importing it. A metric that is computed by another one, such as
+    `per_source(metric=...)`, is classified like that one.
+
+    Args:
+        metric: Spec string, or key of a result, such as `per_source(metric='pi_ratio')/cub200`.
+
+    >>> is_structure("spectral_decay"), is_structure("recall(k=1)"), is_structure("per_source(metric='pi_ratio')/cub200")
+    (True, False, True)
+    """
+    found = re.match(r"[\w.]+(\(.*?\))?(?=/|$)", metric)
+    try:
+        call = parse(found[0] if found else metric)
+    except UnimetricError:
+        return False
+    inner = call.named.get("metric")
+    return is_structure(inner) if isinstance(inner, str) else _declared(call.name) == "neither"
 
 
-def shown(metric: str, value: float) -> str:
-    """A number for a table: percent if it judges, as it is if it describes."""
-    return "" if math.isnan(value) else f"{value:.3f}" if is_structure(metric) else f"{100 * value:.2f}"
+@cache
+def _declared(name: str) -> str:
+    """Return the value of `better` that a metric of the package declares in a decorator."""
+    file = _METRICS / f"{name}.py"
+    if not name.isidentifier() or not file.is_file():
+        return "higher"
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Name) and decorator.id == "describes":
+                    return "neither"
+                for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                    if keyword.arg == "better" and isinstance(keyword.value, ast.Constant):
+                        return str(keyword.value.value)
+    return "higher"
 
 
-# --- what the papers have -------------------------------------------------------------------------------------------
+_METRICS = Path(__file__).parents[1] / "metrics"
+
+
+def format_value(metric: str, value: float) -> str:
+    """Format a metric value for a table.
+
+    Structure metrics are plain numbers, others are percentages.
+
+    >>> format_value("spectral_decay", 11.0274), format_value("recall(k=1)", 0.6309)
+    ('11.027', '63.09')
+    """
+    if math.isnan(value):
+        return ""
+    return f"{value:.3f}" if is_structure(metric) else f"{100 * value:.2f}"
+
+
+# --- values of the papers -------------------------------------------------------------------------------------------
 
 
 @cache
@@ -131,11 +183,11 @@ def _tables() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's number.
+    """A value from a paper.
 
     Args:
-        text: the number, in percent, with its spread if the paper gives one.
-        source: the paper and its table.
+        text: The value in percent, with its spread if the paper reports one.
+        source: Paper and table.
     """
 
     text: str
@@ -143,8 +195,10 @@ class Published:
 
 
 def published(method: Method, metric: str) -> Published | None:
-    """What a paper reports for these settings, if one does. Losses, miners and so on must agree in every argument, backbones and heads in
-    those that the table names."""
+    """Return the value that a paper reports for the settings of a method, if there is one.
+
+    Objectives, losses, miners, adapters and samplers must agree in every argument; backbones and heads in those that the table names.
+    """
     for table in _tables()["table"]:
         if metric not in table["metrics"]:
             continue
@@ -174,7 +228,10 @@ def _agrees(method: Method, when: dict[str, str]) -> bool:
 
 
 def _datasets(run: Record) -> list[str]:
-    """The names of a run's datasets; of a union of packs those that were packed, if the run has left them."""
+    """Return the dataset names of a run.
+
+    For a union of packs, they come from `gallery.npz` if it exists.
+    """
     if run.gallery and run.dataset.startswith("union("):
         return sorted(run.gallery["source"].tolist())
     return _parts(run.dataset)
@@ -204,23 +261,28 @@ def _same(mine: str, theirs: str, *, exactly: bool) -> bool:
 
 
 def shift_of(run: Record) -> float:
-    """How far a run's test classes lie from its training classes: as its file of splits says, or as the paper has it for its splits."""
+    """Return the Frechet distance of a run's test and training classes, or NaN.
+
+    The distance comes from the file of splits, or from the paper.
+    """
     if run.gallery and not math.isnan(float(run.gallery["shift"])):
         return float(run.gallery["shift"])
     split = str(run.settings.get("split", ""))
-    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None  # those of `ood` are not the paper's
+    number = (
+        re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
+    )  # the splits of `ood` are not those of the paper
     distances = _tables()["fid"].get(run.dataset.partition("(")[0], [])
     return float(distances[int(number[1]) - 1]) if number and 0 < int(number[1]) <= len(distances) else math.nan
 
 
 def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
-    """For each method that was measured at several shifts of a dataset: shifts, means and the aggregated generalisation score."""
+    """Return shifts, means and AGS of each method with results at several shifts."""
     rows: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     names: dict[tuple[str, str], str] = {}
     for method in found:
-        # By its settings: two studies may give one name to different methods.
-        essence = {key: value for key, value in _method_settings(method.runs[0]).items() if key not in ("dataset", "split")}
-        place = method.task[0], json.dumps(essence, sort_keys=True)
+        # Group by settings, because two studies may use one name for different methods.
+        settings = {key: value for key, value in _method_settings(method.runs[0]).items() if key not in ("dataset", "split")}
+        place = method.task[0], json.dumps(settings, sort_keys=True)
         names.setdefault(place, method.name)
         for run in method.runs:
             shift = shift_of(run)
@@ -237,7 +299,7 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
 
 
 def correlations(found: list[Method], metrics: list[str]) -> list[dict[str, Any]]:
-    """Pearson's correlation of every structure metric with every judging metric over the runs of a dataset, with its points."""
+    """Return Pearson's r of every structure metric with every other one, per dataset."""
     rows = []
     for dataset in dict.fromkeys(method.task[0] for method in found):
         runs = [(method.name, run) for method in found if method.task[0] == dataset for run in method.runs]

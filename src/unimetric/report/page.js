@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const tip = document.getElementById("tip");
-const COLOURS = ["#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#db2777", "#65a30d", "#475569", "#b45309"];
+const COLORS = ["#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#db2777", "#65a30d", "#475569", "#b45309"];
 
 function make(name, attributes = {}, parent = null) {
   const svg = ["svg", "line", "polyline", "circle", "text", "g", "rect"].includes(name);
@@ -11,9 +11,9 @@ function make(name, attributes = {}, parent = null) {
   return element;
 }
 
-function showTip(event, text, picture) {
+function showTip(event, text, image) {
   tip.replaceChildren();
-  if (picture) make("img", { src: data.thumbnails[picture], alt: "" }, tip);
+  if (image) make("img", { src: data.thumbnails[image], alt: "" }, tip);
   tip.append(text);
   tip.hidden = false;
   const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8), top = Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8);
@@ -21,7 +21,7 @@ function showTip(event, text, picture) {
   tip.style.top = `${top}px`;
 }
 
-/* Round numbers between two ends, about five of them. */
+/* About five round numbers between two values. */
 function ticks(low, high) {
   const rough = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((each) => each * power >= rough);
@@ -32,7 +32,7 @@ function ticks(low, high) {
 
 const short = (value) => (value !== 0 && (Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 
-/* Lines or dots with axes; the nearest point to the pointer says what it is. */
+/* Lines or dots with axes. A tooltip shows the point nearest to the pointer. */
 function plot(parent, { title, xlabel, ylabel, lines, log }) {
   const figure = make("figure", {}, parent);
   make("figcaption", { text: title }, figure);
@@ -62,9 +62,9 @@ function plot(parent, { title, xlabel, ylabel, lines, log }) {
   make("text", { x: (L + W - R) / 2, y: H - 4, "text-anchor": "middle", text: xlabel }, svg);
   make("text", { x: 12, y: (T + H - B) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(T + H - B) / 2})`, text: ylabel }, svg);
   const groups = lines.map((line, number) => {
-    const group = make("g", {}, svg), colour = COLOURS[number % COLOURS.length], mine = points.filter((point) => point.number === number);
-    if (!line.dots) make("polyline", { class: "series", stroke: colour, points: mine.map((point) => `${px(point.x).toFixed(1)},${py(point.y).toFixed(1)}`).join(" ") }, group);
-    if (line.dots || mine.length < 40) for (const point of mine) make("circle", { cx: px(point.x), cy: py(point.y), r: line.dots ? 4 : 2.2, fill: colour, "fill-opacity": line.dots ? 0.7 : 1 }, group);
+    const group = make("g", {}, svg), color = COLORS[number % COLORS.length], mine = points.filter((point) => point.number === number);
+    if (!line.dots) make("polyline", { class: "series", stroke: color, points: mine.map((point) => `${px(point.x).toFixed(1)},${py(point.y).toFixed(1)}`).join(" ") }, group);
+    if (line.dots || mine.length < 40) for (const point of mine) make("circle", { cx: px(point.x), cy: py(point.y), r: line.dots ? 4 : 2.2, fill: color, "fill-opacity": line.dots ? 0.7 : 1 }, group);
     return group;
   });
   const mark = make("circle", { r: 5, fill: "none", stroke: "currentColor", "stroke-width": 1.5, visibility: "hidden" }, svg);
@@ -85,7 +85,7 @@ function plot(parent, { title, xlabel, ylabel, lines, log }) {
     const legend = make("div", { class: "legend" }, figure);
     lines.forEach((line, number) => {
       const button = make("button", { type: "button" }, legend);
-      make("i", { style: `background:${COLOURS[number % COLOURS.length]}` }, button);
+      make("i", { style: `background:${COLORS[number % COLORS.length]}` }, button);
       button.append(line.name);
       button.addEventListener("click", () => groups[number].setAttribute("visibility", button.classList.toggle("off") ? "hidden" : "visible"));
     });
@@ -99,21 +99,21 @@ for (const name of ["curves", "shift", "structure", "spectra"]) {
   for (const each of data[name]) plot(section.querySelector(".plots"), each);
 }
 
-/* Neighbours of some queries, and all pictures as points of the plane. */
+/* Neighbors of some queries, and a map of all images. */
 function gallery(run) {
   const place = document.getElementById("gallery");
   place.replaceChildren();
-  const rows = make("div", { class: "neighbours" }, place);
+  const rows = make("div", { class: "neighbors" }, place);
   make("h3", { text: run.value }, rows);
   run.queries.forEach((query, number) => {
     const row = make("div", { class: "row" }, rows);
-    [query, ...run.neighbours[number]].forEach((each, order) => {
+    [query, ...run.neighbors[number]].forEach((each, order) => {
       const kind = order === 0 ? "query" : run.labels[each] === run.labels[query] ? "same" : "other";
-      make("img", { src: data.thumbnails[run.pictures[each]], class: kind, alt: run.names[each], title: run.names[each] }, row);
+      make("img", { src: data.thumbnails[run.images[each]], class: kind, alt: run.names[each], title: run.names[each] }, row);
     });
   });
   const figure = make("figure", { class: "map" }, place), W = 560, H = 480;
-  make("figcaption", { text: `${run.way}, a colour a class` }, figure);
+  make("figcaption", { text: `${run.projection}, one color per class` }, figure);
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}` }, figure);
   const spread = (values, size) => {
     const low = Math.min(...values), high = Math.max(...values);
@@ -122,7 +122,7 @@ function gallery(run) {
   const xs = spread(run.x, W), ys = spread(run.y, H);
   xs.forEach((x, each) => {
     const dot = make("circle", { cx: x.toFixed(1), cy: (H - ys[each]).toFixed(1), r: 5, fill: `hsl(${(run.labels[each] * 137.5) % 360} 65% 50%)`, "fill-opacity": 0.75 }, svg);
-    dot.addEventListener("pointerenter", (event) => showTip(event, run.names[each], run.pictures[each]));
+    dot.addEventListener("pointerenter", (event) => showTip(event, run.names[each], run.images[each]));
     dot.addEventListener("pointerleave", () => { tip.hidden = true; });
   });
 }

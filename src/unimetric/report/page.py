@@ -1,4 +1,4 @@
-"""One page for many runs: everything in one file, nothing fetched."""
+"""The HTML report: one file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -16,58 +16,62 @@ from unimetric.report.tables import Results, as_csv, as_html, as_latex, as_markd
 
 
 def report(places: list[Path], out: str | Path, *, galleries: int = 24, own_epochs: bool = False) -> list[tuple[Path, str]]:
-    """Write a page, and the tables beside it as `.md`, `.csv` and `.tex`.
+    """Write an HTML report, and its tables next to it as `.md`, `.csv` and `.tex`.
 
     Args:
-        places: run folders, or folders of run folders.
-        out: the page; its name ends in `.html`.
-        galleries: runs whose neighbours and map are shown, the best first.
-        own_epochs: each metric at its own best epoch on the test classes, as Roth et al. 2020 have it; else all at the run's best epoch.
+        places: Run folders, or folders of run folders.
+        out: Output file with the extension `.html`.
+        galleries: Number of runs with neighbors and a map, best first.
+        own_epochs: Whether each metric is reported at its own best epoch on the test classes, as in Roth et al. 2020, instead of
+            the run's best epoch.
 
     Returns:
-        folders that were left out, and why.
+        Skipped folders with the reason.
     """
     out = Path(out)
     if out.suffix in _TABLES:
-        raise UnimetricError(f"{out}: a table goes there, beside the page", f"write `--out {out.with_suffix('.html')}`")
-    records, left_out = read_runs(places)
+        raise UnimetricError(f"`--out` must end in .html, got {out}: a table is saved there", f"use `--out {out.with_suffix('.html')}`")
+    records, skipped = read_runs(places)
     if not records:
-        named = "; ".join(f"{folder}: {reason}" for folder, reason in left_out[:3]) or "they are empty"
-        raise UnimetricError(f"no finished run in {', '.join(map(str, places))} ({named})", "finish a run with `unimetric train` first")
+        named = "; ".join(f"{folder}: {reason}" for folder, reason in skipped[:3]) or "empty"
+        raise UnimetricError(f"no finished run in {', '.join(map(str, places))} ({named})", "finish a run with `unimetric train`")
     found = methods([at_own_epochs(record) for record in records] if own_epochs else records)
     tables = results(found)
-    write_text(out, page(found, tables, left_out, most=galleries, own_epochs=own_epochs))
+    write_text(out, page(found, tables, skipped, most=galleries, own_epochs=own_epochs))
     for ending, written in _TABLES.items():
         write_text(out.with_suffix(ending), written(tables))
-    return left_out
+    return skipped
 
+
+_PAPERS = 'Values of a paper are <span class="paper">in this color</span>; hover to see the source.'
 
 _TABLES = {".md": as_markdown, ".csv": as_csv, ".tex": as_latex}
 
 
-def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, str]], *, most: int, own_epochs: bool = False) -> str:
-    """The whole page as text."""
-    shown, thumbnails = galleries(found, most)
+def page(found: list[Method], tables: list[Results], skipped: list[tuple[Path, str]], *, most: int, own_epochs: bool = False) -> str:
+    """Return the HTML of the report."""
+    best, thumbnails = galleries(found, most)
     data = {
         "curves": curves(found),
         "shift": shift_plots(found),
         "structure": correlation_plots(found),
         "spectra": spectra(found),
-        "galleries": shown,
+        "galleries": best,
         "thumbnails": thumbnails,
     }
     records = [run for method in found for run in method.runs]
-    with_pictures = sum(bool(run.gallery) for run in records)
-    note = f"The {len(shown)} best of {with_pictures} runs with pictures." if with_pictures > len(shown) else ""
+    available = sum(bool(run.gallery) for run in records)
+    note = f"The {len(best)} best of {available} runs with images." if available > len(best) else ""
     here = Path(__file__)
     fields = {
         "STYLE": here.with_name("page.css").read_text(encoding="utf-8"),
         "SCRIPT": here.with_name("page.js").read_text(encoding="utf-8"),
         "SUMMARY": html.escape(f"{len(records)} runs, {len(found)} methods, on {', '.join(sorted({method.task[0] for method in found}))}"),
         "TABLES": "".join(as_html(table) for table in tables),
+        "PAPERS": _PAPERS if any(cell.paper for table in tables for _, _, cells in table.rows for cell in cells) else "",
         "EPOCHS": "Each metric at its own best epoch on the test classes." if own_epochs else "All metrics at the run's best epoch.",
         "NOTE": html.escape(note),
-        "LEFT_OUT": _left_out(left_out),
+        "SKIPPED": _skipped_list(skipped),
         "RUNS": "".join(_details(run) for run in records),
         # `</script>` in a class name must not end the script.
         "DATA": json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
@@ -78,7 +82,7 @@ def page(found: list[Method], tables: list[Results], left_out: list[tuple[Path, 
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN; what is not a number is nothing."""
+    """Replace values that are not finite by None, because JSON has no NaN."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -86,11 +90,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and value - value != 0 else value
 
 
-def _left_out(left_out: list[tuple[Path, str]]) -> str:
-    if not left_out:
+def _skipped_list(skipped: list[tuple[Path, str]]) -> str:
+    if not skipped:
         return ""
-    lines = "".join(f"<li><code>{html.escape(str(folder))}</code>: {html.escape(reason)}</li>" for folder, reason in left_out)
-    return f'<section id="left-out"><h2>Left out</h2><ul>{lines}</ul></section>'
+    lines = "".join(f"<li><code>{html.escape(str(folder))}</code>: {html.escape(reason)}</li>" for folder, reason in skipped)
+    return f'<section id="skipped"><h2>Skipped folders</h2><ul>{lines}</ul></section>'
 
 
 def _details(run: Record) -> str:

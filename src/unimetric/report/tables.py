@@ -1,4 +1,4 @@
-"""The results as tables: for the page, and as Markdown, CSV and LaTeX."""
+"""Result tables as HTML, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import io
 import math
 from dataclasses import dataclass
 
-from unimetric.report.numbers import Method, Published, direction, is_structure, measured, published, shown
+from unimetric.report.numbers import Method, Published, direction, format_value, is_structure, measured, published
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table.
+    """One result of a table, formatted.
 
     Args:
-        mean: as it is shown.
-        half: half of the interval, as it is shown; empty for a single run.
-        best: whether no method has a better one.
-        paper: what a paper has.
+        mean: Mean over the seeds.
+        half: Half of the confidence interval. Empty for fewer than three seeds.
+        low, high: Range over the seeds. Empty for a single seed.
+        best: Whether no method of the table has a better mean.
+        paper: Value of a paper.
     """
 
     mean: str
     half: str
+    low: str
+    high: str
     best: bool
     paper: Published | None
 
 
 @dataclass(frozen=True)
 class Results:
-    """The methods that were measured on the same classes.
+    """Results of the methods on one dataset and split.
 
     Args:
-        dataset, split: which classes.
-        metrics: the columns.
-        rows: name of the method, number of seeds, one cell a metric.
+        dataset, split: Spec strings of dataset and split.
+        metrics: Metric of each column.
+        rows: Name of the method, number of seeds, and one cell per metric.
     """
 
     dataset: str
@@ -45,7 +48,7 @@ class Results:
 
 
 def results(found: list[Method]) -> list[Results]:
-    """A table for each dataset and split, in the order of the runs."""
+    """Return one table per dataset and split, in the order of the runs."""
     tables = []
     for task in dict.fromkeys(method.task for method in found):
         here = [method for method in found if method.task == task]
@@ -53,52 +56,68 @@ def results(found: list[Method]) -> list[Results]:
         best = {metric: _best(here, metric) for metric in metrics}
         rows = []
         for method in here:
-            cells = [
-                Cell(
-                    shown(metric, method.mean(metric)),
-                    shown(metric, method.half(metric)),
-                    not is_structure(metric) and len(here) > 1 and method.mean(metric) == best[metric],
-                    published(method, metric),
-                )
-                for metric in metrics
-            ]
+            cells = [_cell(method, metric, best=len(here) > 1 and method.mean(metric) == best[metric]) for metric in metrics]
             rows.append((method.name, len(method.runs), cells))
         tables.append(Results(*task, metrics, rows))
     return tables
 
 
+def _cell(method: Method, metric: str, *, best: bool) -> Cell:
+    low, high = method.range(metric) if len(method.runs) > 1 else (math.nan, math.nan)
+    return Cell(
+        mean=format_value(metric, method.mean(metric)),
+        half=format_value(metric, method.half(metric)),
+        low=format_value(metric, low),
+        high=format_value(metric, high),
+        best=best and not is_structure(metric),
+        paper=published(method, metric),
+    )
+
+
 def _best(here: list[Method], metric: str) -> float:
-    sign = direction(here, metric)
-    return max((mean for method in here if not math.isnan(mean := method.mean(metric))), key=lambda mean: sign * mean, default=math.nan)
+    means = [method.mean(metric) for method in here]
+    valid = [mean for mean in means if not math.isnan(mean)]
+    if not valid:
+        return math.nan
+    return max(valid) if direction(here, metric) > 0 else min(valid)
 
 
 def _plain(cell: Cell) -> str:
-    return cell.mean + (f" ± {cell.half}" if cell.half else "")
+    if cell.half:
+        return f"{cell.mean} ± {cell.half}"
+    return f"{cell.mean} [{cell.low}, {cell.high}]" if cell.low else cell.mean
+
+
+def _heading(metric: str) -> str:
+    return metric if is_structure(metric) else f"{metric} (%)"
 
 
 def as_html(table: Results) -> str:
-    """A table for the page; a click on a heading sorts it."""
-    head = "".join(f"<th>{html.escape(metric)}</th>" for metric in table.metrics)
+    """Return a table for the HTML report. A click on a heading sorts the rows."""
+    head = "".join(f"<th>{html.escape(_heading(metric))}</th>" for metric in table.metrics)
     lines = []
     for name, seeds, cells in table.rows:
-        columns = "".join(
-            f'<td data-value="{cell.mean}">'
-            + (f"<b>{_plain(cell)}</b>" if cell.best else _plain(cell))
-            + (f' <span class="paper" title="{html.escape(cell.paper.source)}">{html.escape(cell.paper.text)}</span>' if cell.paper else "")
-            + "</td>"
-            for cell in cells
-        )
+        columns = "".join(map(_cell_html, cells))
         lines.append(f"<tr><td>{html.escape(name)}</td><td>{seeds}</td>{columns}</tr>")
     title = html.escape(f"{table.dataset}, {table.split}")
     head = f"<thead><tr><th>method</th><th>seeds</th>{head}</tr></thead>"
     return f'<h3>{title}</h3><div class="wide"><table class="results">{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
+def _cell_html(cell: Cell) -> str:
+    mean = f"<b>{cell.mean}</b>" if cell.best else cell.mean
+    spread = _plain(cell).removeprefix(cell.mean)
+    text = f'{mean}<span class="spread">{spread}</span>' if spread else mean
+    if cell.paper:
+        text += f' <span class="paper" title="{html.escape(cell.paper.source)}">{html.escape(cell.paper.text)}</span>'
+    return f'<td data-value="{cell.mean}">{text}</td>'
+
+
 def as_markdown(tables: list[Results]) -> str:
-    """Every table, the best in bold and a paper's value in brackets."""
+    """Return all tables, with the best value in bold and the value of a paper in parentheses."""
     parts = []
     for table in tables:
-        lines = [f"## {table.dataset}, {table.split}", "", "| method | seeds | " + " | ".join(table.metrics) + " |"]
+        lines = [f"## {table.dataset}, {table.split}", "", "| method | seeds | " + " | ".join(map(_heading, table.metrics)) + " |"]
         lines.append("|---" * (2 + len(table.metrics)) + "|")
         for name, seeds, cells in table.rows:
             texts = [
@@ -110,15 +129,16 @@ def as_markdown(tables: list[Results]) -> str:
 
 
 def as_csv(tables: list[Results]) -> str:
-    """One line a method and metric, for spreadsheets."""
+    """Return one line per method and metric, for spreadsheets."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["dataset", "split", "method", "seeds", "metric", "mean", "half_interval", "paper", "source"])
+    writer.writerow(["dataset", "split", "method", "seeds", "metric", "mean", "half_interval", "paper", "source", "low", "high", "unit"])
     for table in tables:
         for name, seeds, cells in table.rows:
             for metric, cell in zip(table.metrics, cells, strict=True):
                 paper = (cell.paper.text, cell.paper.source) if cell.paper else ("", "")
-                writer.writerow([table.dataset, table.split, name, seeds, metric, cell.mean, cell.half, *paper])
+                unit = "" if is_structure(metric) else "percent"
+                writer.writerow([table.dataset, table.split, name, seeds, metric, cell.mean, cell.half, *paper, cell.low, cell.high, unit])
     return out.getvalue()
 
 
@@ -126,15 +146,15 @@ _LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\
 
 
 def as_latex(tables: list[Results]) -> str:
-    """A `tabular` for each table, for a paper that loads booktabs."""
+    """Return one `tabular` per table. It requires the package booktabs."""
     parts = []
     for table in tables:
         lines = [f"% {table.dataset}, {table.split}", r"\begin{tabular}{l" + "r" * len(table.metrics) + "}", r"\toprule"]
-        lines += ["method & " + " & ".join(metric.translate(_LATEX) for metric in table.metrics) + r" \\", r"\midrule"]
+        lines += ["method & " + " & ".join(_heading(metric).translate(_LATEX) for metric in table.metrics) + r" \\", r"\midrule"]
         for name, _, cells in table.rows:
             texts = []
             for cell in cells:
-                text = cell.mean + (rf" \pm {cell.half}" if cell.half else "")
+                text = _plain(cell).replace("±", r"\pm")
                 text = (rf"$\mathbf{{{text}}}$" if cell.best else f"${text}$") if cell.mean else ""
                 texts.append(text + (f" ({cell.paper.text.translate(_LATEX)})" if cell.paper else ""))
             lines.append(f"{name.translate(_LATEX)} & " + " & ".join(texts) + r" \\")

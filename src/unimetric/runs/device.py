@@ -34,7 +34,7 @@ else:
         from lightning_fabric import Fabric
         from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
 
-        VERSION = version("lightning-fabric")  # an ImportError too where `lightning` only lends its name
+        VERSION = version("lightning-fabric")  # raises an ImportError if only `lightning` is installed
     except ImportError:
         from lightning.fabric import Fabric
         from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
@@ -45,8 +45,8 @@ else:
 __all__ = ["VERSION", "CSVLogger", "Fabric", "TensorBoardLogger", "open_fabric"]
 
 
-# Float32 products stay float32: the hints to lower their precision would change results. Lightning logs its hint when it sets up a GPU
-# (`accelerators/cuda.py`), inductor warns at its first compilation, that of the crops (`compile_fx.py`).
+# Lightning and inductor suggest a lower precision of float32 products, which would change results. Silence both:
+# Lightning logs it when it sets up a GPU (`accelerators/cuda.py`), inductor at its first compilation (`compile_fx.py`).
 for name in ("lightning_fabric", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -55,12 +55,21 @@ warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float3
 
 
 def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False) -> Fabric:
-    """Device, precision and strategy as the settings name them; only training uses `several` devices, measuring takes one of them."""
+    """Open the device with the precision and strategy of the settings.
+
+    Args:
+        config: Settings of the run.
+        loggers: Loggers of Lightning.
+        several: Whether to use all devices of the settings. Evaluation uses one.
+
+    Raises:
+        UnimetricError: The device does not exist or does not support the settings.
+    """
     accelerator, _, devices = config.device.partition(":")
     cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     if accelerator in ("cuda", "gpu") and not cuda:
-        raise UnimetricError(f"`device = {config.device!r}`, but there is no CUDA device", "write `device = 'cpu'` or `device = 'auto'`")
-    for name in ("lightning_fabric", "lightning.fabric"):  # it greets every run with what the settings say already
+        raise UnimetricError(f"`device = {config.device!r}` requires a CUDA device", "use `device = 'cpu'` or `device = 'auto'`")
+    for name in ("lightning_fabric", "lightning.fabric"):  # it logs the device of every run
         logging.getLogger(name).setLevel(logging.WARNING)
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     try:
@@ -68,12 +77,12 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         return Fabric(
             accelerator="cuda" if cuda else ("cpu" if accelerator == "auto" else accelerator),
             devices=count if several else 1,
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
             strategy=config.strategy if several else "auto",
             loggers=loggers,
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
-        raise UnimetricError(f"cannot set up the device: {error}", "check `device`, `precision` and `strategy`") from None
+        raise UnimetricError(f"cannot open the device: {error}", "check `device`, `precision` and `strategy`") from None
 
 
 def peak_memory(device: torch.device) -> float:

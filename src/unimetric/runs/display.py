@@ -133,7 +133,9 @@ class Display:
             self.bar.remove_task(self.tasks.pop(name))  # type: ignore[arg-type]
 
     def due(self, seconds: float = 1.0) -> bool:
-        """Return whether to show new values. Reading them synchronizes with the GPU, so not at every step.
+        """Return whether to show new values.
+
+        Reading them synchronizes with the GPU, so not at every step.
 
         Args:
             seconds: Time between two updates of a bar. Plain lines have their own.

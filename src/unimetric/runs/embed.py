@@ -11,8 +11,9 @@ from torch import Tensor
 
 from unimetric.config import RunConfig
 from unimetric.geometry.space import Space
-from unimetric.images.loading import Progress, View, open_pictures
+from unimetric.images.loading import Progress, Resident, Streamed, View, open_pictures
 from unimetric.images.table import Table
+from unimetric.kinds import Loss
 from unimetric.runs.device import Fabric
 from unimetric.runs.model import place
 from unimetric.spec import create
@@ -20,18 +21,31 @@ from unimetric.spec import create
 
 @torch.inference_mode()
 def embed(
-    fabric: Fabric, model: Any, pictures: Any, rows: np.ndarray, look: View, *, batch: int, progress: Progress | None = None
+    fabric: Fabric, model: Any, loader: Resident | Streamed, rows: np.ndarray, view: View, *, batch: int, progress: Progress | None = None
 ) -> Float[Tensor, "N D"]:
-    """Raw embeddings of some rows, in their order, float32 on the device; shared out over the ranks."""
+    """Compute the raw embeddings of some rows, in float32 on the device. Each rank embeds a slice of them.
+
+    Args:
+        fabric: Fabric of the run.
+        model: Model; its first output is the embeddings.
+        loader: Source of image crops.
+        rows: Indices of the rows.
+        view: Center crop or augmented view.
+        batch: Number of images per batch.
+        progress: Callback with (finished rows, all rows of this rank).
+
+    Returns:
+        The embeddings of all rows, in their order.
+    """
     was_training = model.training
     model.eval()
     mine = np.array_split(rows, fabric.world_size)[fabric.global_rank]
     batch = min(batch, max(1, len(mine)))
-    # Every batch is full, the last one by repetition: one shape, so a compiled model is compiled once.
+    # Repeat rows to fill the last batch: with a single shape, a model is compiled once.
     full = np.resize(mine, -(-len(mine) // batch) * batch)
-    requests = ((full[start : start + batch], look) for start in range(0, len(full), batch))
+    requests = ((full[start : start + batch], view) for start in range(0, len(full), batch))
     parts = []
-    for images in pictures.load(requests):
+    for images in loader.load(requests):
         parts.append(model(images)[0].float())
         if progress is not None:
             progress(min(len(parts) * batch, len(mine)), len(mine))
@@ -43,28 +57,28 @@ def embed(
     padded = torch.zeros(most, embeddings.shape[1], device=embeddings.device)
     padded[: len(embeddings)] = embeddings
     gathered: Any = fabric.all_gather(padded)
-    lengths = [len(share) for share in np.array_split(rows, fabric.world_size)]
+    lengths = [len(part) for part in np.array_split(rows, fabric.world_size)]
     return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
 
 
 def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, progress: Progress | None = None) -> Float[Tensor, "N D"]:
-    """Raw embeddings of every picture of a table, each seen at its centre.
+    """Compute the raw embeddings of every image of a table, center-cropped.
 
     Args:
-        fabric: of `open_fabric(config)`.
-        config: its transform, and how to carry it out.
-        model: as `build_model` makes it.
-        table: the pictures.
-        progress: called with (done, all), first while packs are read, then while pictures are embedded.
+        fabric: Fabric of `open_fabric`.
+        config: Settings: transform, residence, workers and batch.
+        model: Model of `build_model`.
+        table: Table of the images.
+        progress: Callback with (finished images, all images), first for reading, then for embedding.
     """
     model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
     options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
-    pictures = open_pictures(table, device=fabric.device, progress=progress, **options)
-    look = View(create("transforms", config.transform))
-    return embed(fabric, model, pictures, np.arange(len(table)), look, batch=config.evaluate_batch, progress=progress)
+    loader = open_pictures(table, device=fabric.device, progress=progress, **options)
+    view = View(create("transforms", config.transform))
+    return embed(fabric, model, loader, np.arange(len(table)), view, batch=config.evaluate_batch, progress=progress)
 
 
-def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Any = None, geometry: str = "") -> Space:
+def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss | None = None, geometry: str = "") -> Space:
     """Build the space of some rows of a table, with their labels, queries and gallery.
 
     Args:

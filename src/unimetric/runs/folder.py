@@ -1,4 +1,4 @@
-"""The run folder: lock it, check that it belongs to this run, open its model, read its result."""
+"""The run folder: lock it, check its settings, open its model, read its result."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from unimetric.config import NO_RESULT, RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
+from unimetric.foreign import declared
 from unimetric.runs.device import VERSION, peak_memory
 from unimetric.runs.model import build_model
 from unimetric.runs.weights import Trained, read_tensors
@@ -47,7 +48,7 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
     config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
     config = overridden(config, {"head": head} if head else {}, folder)
     model = build_model(config)
-    tensors, _ = read_tensors(weights, "bring back the file, or train the run again in a new folder")
+    tensors, _ = read_tensors(weights, "restore the file, or train the run again in a new folder")
     if epoch == "last":
         tensors = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
     Trained(model, place=str(weights)).load_state_dict(tensors)
@@ -64,7 +65,9 @@ def _weights_file(folder: Path, epoch: str) -> Path:
     if epoch == "last":
         raise UnimetricError(f"{folder}: no weights of the last epoch (no checkpoint.safetensors)", "use `--epoch best`")
     if (folder / "done").exists():
-        raise UnimetricError(f"{folder}: its weights are gone (no model.safetensors)", "bring them back, or train it again in a new folder")
+        raise UnimetricError(
+            f"{folder}: the weights are missing (no model.safetensors)", "restore the file, or train the run again in a new folder"
+        )
     raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
 
 
@@ -82,19 +85,19 @@ def overridden(config: RunConfig, overrides: dict[str, Any], run: str | Path) ->
         The new settings.
     """
     if overrides.get("adapter", config.adapter) != config.adapter:
-        raise UnimetricError(f"{run}: was trained with `adapter = {config.adapter!r}`", "leave `adapter` out, or train another run")
+        raise UnimetricError(f"{run}: was trained with `adapter = {config.adapter!r}`", "remove `adapter`, or train another run")
     if "head" in overrides:
         overrides = overrides | {"head": _head_at_test_time(config.head, str(overrides["head"]), run)}
     return from_settings(asdict(config) | overrides, str(run))
 
 
 def _head_at_test_time(own: str, given: str, run: str | Path) -> str:
-    """Return the spec string of a run's head with its test-time arguments replaced by the given ones."""
+    """Return the spec string of a run's head with other test-time arguments."""
     if given == own:
         return own
     name = parse(own).name
-    free = getattr(find("heads", name), "test_time", ())
-    hint = f"change only {' and '.join(f'`{key}`' for key in free)}" if free else "leave `head` out"
+    free = declared("heads", find("heads", name), "test_time")
+    hint = f"change only {' and '.join(f'`{key}`' for key in free)}" if free else "remove `head`"
     error = UnimetricError(f"{run}: was trained with `head = {own!r}`", f"{hint}, or train another run")
     if parse(given).name != name:
         raise error
@@ -107,27 +110,29 @@ def _head_at_test_time(own: str, given: str, run: str | Path) -> str:
     return text_of(name, merged)
 
 
-#: What lies in a folder before its settings do: a run that was killed in that moment begins anew.
+#: Prefixes of files that exist before `config.toml`. A run that was killed at that moment restarts from scratch.
 _BEGUN = (".lock", ".config.toml.")
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:
-    """See that a folder is free, or this run's own."""
+    """Raise an error unless a folder is empty or belongs to the same run."""
     if (folder / "config.toml").exists():
         other = load(folder / "config.toml")
         if other.run_id != config.run_id:
             mine, theirs = asdict(config), asdict(other)
             key = next(key for key in mine if key not in NO_RESULT and mine[key] != theirs[key])
             raise UnimetricError(
-                f"{folder}: holds another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
+                f"{folder}: contains another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
             )
     elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir())):
-        raise UnimetricError(f"{folder}: is in use, and not a run folder", "choose another --out")
+        raise UnimetricError(f"{folder}: exists and is not a run folder", "choose another --out")
 
 
 @contextlib.contextmanager
 def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
-    """Make the run folder and lock it for this process. At the end, add the peak memory to `environment.json`.
+    """Make the run folder and lock it for this process.
+
+    At the end, add the peak memory to `environment.json`.
 
     Args:
         config: Settings of the run, for `config.toml`.
@@ -137,7 +142,7 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnimetricError(f"{folder}: cannot be made: {error.strerror}", "choose another --out") from None
+        raise UnimetricError(f"{folder}: cannot be created: {error.strerror}", "choose another --out") from None
     environment: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -149,7 +154,7 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
         "run_id": config.run_id,
     }
     with _file_lock(folder):
-        write_text(folder / "config.toml", config.dump())  # first: by it the folder is known to be a run's, whenever the power goes
+        write_text(folder / "config.toml", config.dump())  # first, because it marks a run folder even after a crash
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
         try:
             yield
@@ -161,7 +166,10 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
 
 @contextlib.contextmanager
 def _file_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder, where the system knows how: two runs in it would mix their lines. A killed process lets go by itself."""
+    """Lock a folder, if the system supports it, so that two runs do not mix their lines.
+
+    A killed process releases the lock.
+    """
     if fcntl is None:
         yield
         return
@@ -171,10 +179,10 @@ def _file_lock(folder: Path) -> Iterator[None]:
         raise UnimetricError(f"{folder}: cannot be written: {error.strerror}", "choose another --out") from None
     with file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which workers that outlive their killed run would hold on to
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which data workers of a killed run would keep
         except (BlockingIOError, PermissionError):
-            raise UnimetricError(f"{folder}: another process trains in it now", "wait for it, or choose another --out") from None
-        except OSError:  # some file systems of networks have no locks
+            raise UnimetricError(f"{folder}: another process is training in it", "wait until it ends, or choose another --out") from None
+        except OSError:  # some network file systems have no locks
             pass
         try:
             yield
@@ -183,8 +191,8 @@ def _file_lock(folder: Path) -> Iterator[None]:
 
 
 def read_done(folder: Path) -> dict[str, Any]:
-    """The line of the best epoch of a finished run."""
-    hint = "remove the file, and the run ends from its checkpoint"
+    """Read the log line of the best epoch of a finished run."""
+    hint = "remove the file and run the same command: the run finishes from its checkpoint"
     try:
         line = json.loads((folder / "done").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

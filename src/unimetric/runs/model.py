@@ -10,72 +10,74 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.foreign import completed, declared
+from unimetric.kinds import Backbone, Head, Loss
 from unimetric.spec import OFFERED, bind, create, find, parse
 
 
 class Model(nn.Module):
-    """Pictures to embeddings.
-
-    A head may have several branches, each with a loss of its own: then it says their `dims`, gives them by `branches(tokens)`, and
-    joins them to the embedding that neighbours are looked for with by `join(branches)`.
+    """A backbone and a head.
 
     Args:
-        backbone: (B, 3, H, W) -> (B, 1 + N, C).
-        head: (B, 1 + N, C) -> (B, D).
+        backbone: Images (B, 3, H, W) -> tokens (B, 1 + N, C).
+        head: Tokens (B, 1 + N, C) -> embeddings (B, D).
     """
 
-    def __init__(self, backbone: Any, head: Any) -> None:
+    def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
-        self.backbone, self.head = backbone, head
-        self.frozen: frozenset[str] = frozenset()  # names of the tensors that an adapter leaves as they are
-        self.dim: int = head.dim
-        self.dims: tuple[int, ...] = getattr(head, "dims", (head.dim,))
-        self.channels: int = backbone.channels
-        self.mean: tuple[float, ...] = backbone.mean
-        self.std: tuple[float, ...] = backbone.std
+        self.backbone, self.head = completed("backbones", backbone), completed("heads", head)
+        self.frozen: frozenset[str] = frozenset()  # names of the tensors that an adapter does not change
+        self.dim, self.dims = head.dim, head.dims
+        self.channels, self.mean, self.std = backbone.channels, backbone.mean, backbone.std
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B N C"], tuple[Tensor, ...]]:
-        """The raw embeddings, the tokens, and the branches of the head."""
+        """Return the raw embeddings, the tokens, and the branches of the head."""
         tokens = self.backbone(images)
-        if not hasattr(self.head, "join"):
-            embeddings = self.head(tokens)
-            return embeddings, tokens, (embeddings,)
         branches = self.head.branches(tokens)
         return self.head.join(branches), tokens, branches
 
 
 def build_model(config: RunConfig) -> Model:
-    """Backbone, adapter and head as the settings name them; random weights come from the seed."""
+    """Build the backbone, adapter and head of the settings. The seed sets random weights.
+
+    Args:
+        config: Settings of the run.
+    """
     torch.manual_seed(config.seed)
-    given = create("backbones", config.backbone, seed=config.seed)
-    found = {id(tensor) for tensor in (*given.parameters(), *given.buffers())}
-    backbone = adapted(given, config)
+    bare = create("backbones", config.backbone, seed=config.seed)
+    before = {id(tensor) for tensor in (*bare.parameters(), *bare.buffers())}
+    backbone = adapted(bare, config)
     model = Model(backbone, create("heads", config.head, features=backbone.channels, seed=config.seed))
-    if config.adapter:  # what was there before and does not learn need not be saved
+    if config.adapter:  # frozen tensors of the backbone are not saved
         state = model.state_dict(keep_vars=True)
-        model.frozen = frozenset(name for name, tensor in state.items() if id(tensor) in found and not tensor.requires_grad)
+        model.frozen = frozenset(name for name, tensor in state.items() if id(tensor) in before and not tensor.requires_grad)
     return model
 
 
-def adapted(backbone: Any, config: RunConfig) -> Any:
-    """The backbone as it is trained: itself, or frozen with an adapter in it."""
+def adapted(backbone: Backbone, config: RunConfig) -> Backbone:
+    """Return the backbone, frozen and with the adapter of the settings if there is one.
+
+    Args:
+        backbone: Backbone of the run.
+        config: Settings of the run.
+    """
     if not config.adapter:
         return backbone
     part, arguments = bind("adapters", config.adapter, seed=config.seed)
-    return part(backbone, **arguments)
+    return completed("backbones", part(backbone, **arguments))
 
 
 def loss_of(config: RunConfig) -> str:
-    """The loss of a run as it is written: inside its objective, such as `s2sd(loss='triplet')`, or else in `loss`."""
+    """Return the spec string of a run's loss: that of its objective, as in `s2sd(loss='triplet')`, or else `loss`."""
     return bind("objectives", config.objective, **OFFERED | {"loss": config.loss})[1].get("loss", config.loss)
 
 
-def place(embeddings: Float[Tensor, "N D"], loss: Any, geometry: str) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+def place(embeddings: Float[Tensor, "N D"], loss: Loss | None, geometry: str) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
     """Return the points to search for neighbors, and the options of the `Space` they are in.
 
     Args:
         embeddings: Raw embeddings.
-        loss: Loss that declares its geometry by `placed`. Any other loss, or None, means the cosine.
+        loss: Loss that declares its geometry by `placed`. None means the cosine.
         geometry: Name that replaces the loss's own geometry. Empty for the loss's own.
 
     Returns:
@@ -84,7 +86,7 @@ def place(embeddings: Float[Tensor, "N D"], loss: Any, geometry: str) -> tuple[F
     Raises:
         UnimetricError: `geometry` is "poincare", but the loss has no curvature.
     """
-    points, options = loss.placed(embeddings) if hasattr(loss, "placed") else (embeddings, {"geometry": "cosine"})
+    points, options = (embeddings, {"geometry": "cosine"}) if loss is None else loss.placed(embeddings)
     if geometry in ("", options["geometry"]):
         return points, options
     if geometry == "poincare":
@@ -94,8 +96,8 @@ def place(embeddings: Float[Tensor, "N D"], loss: Any, geometry: str) -> tuple[F
     return embeddings, {"geometry": geometry}
 
 
-def loss_with_geometry(config: RunConfig, dim: int) -> Any:
-    """Return the run's loss if it declares a geometry, else None.
+def loss_with_geometry(config: RunConfig, dim: int) -> Loss | None:
+    """Return a loss like the run's if it declares a geometry, else None.
 
     Args:
         config: Settings of the run.
@@ -105,7 +107,7 @@ def loss_with_geometry(config: RunConfig, dim: int) -> Any:
         UnimetricError: The loss does not support the `geometry` of the settings.
     """
     text = loss_of(config)
-    declares = hasattr(find("losses", parse(text).name), "placed")
+    declares = declared("losses", find("losses", parse(text).name), "placed") is not Loss.placed
     with torch.random.fork_rng(devices=[]):  # Proxies of a third-party loss must not change the numbers that training draws.
         loss = create("losses", text, num_classes=2, dim=dim) if declares else None
     place(torch.zeros(1, dim), loss, config.geometry)

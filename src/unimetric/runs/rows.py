@@ -13,13 +13,13 @@ from unimetric.spec import bind, create
 
 
 def read_table(config: RunConfig) -> tuple[Table, Split]:
-    """The dataset, and which of its rows train and test."""
+    """Read the dataset of a run, and its rows of training, validation and test."""
     table: Table = create("datasets", config.dataset)
     return table, make_split(config, table)
 
 
 def make_split(config: RunConfig, table: Table) -> Split:
-    """Which rows of a table train and test."""
+    """Return the rows of a table for training, validation and test."""
     part, arguments = bind("splits", config.split, seed=config.seed)
     return part(table, **arguments)
 
@@ -27,16 +27,29 @@ def make_split(config: RunConfig, table: Table) -> Split:
 def readable(
     config: RunConfig, table: Table, rows: np.ndarray, *, progress: Progress | None = None
 ) -> tuple[np.ndarray, list[tuple[str, str]]]:
-    """Those rows that can be read, where the settings say so, and (path, reason) of the others. Packs were checked when they were made."""
+    """Remove the images that cannot be read, if `on_bad_picture` is `skip`. Packs contain none.
+
+    Args:
+        config: Settings of the run.
+        table: Table of the images.
+        rows: Indices of the rows to check.
+        progress: Callback with (finished images, all images).
+
+    Returns:
+        The remaining rows, and path and reason of each skipped image.
+
+    Raises:
+        UnimetricError: Fewer than two classes remain.
+    """
     if config.on_bad_picture != "skip" or not len(rows) or all(map(located, table.paths)):
         return rows, []
-    each = np.unique(rows)
-    bad = find_bad(table.take(each), workers=config.workers, progress=progress)
-    kept = rows[~np.isin(rows, each[[row for row, _ in bad]])]
+    unique = np.unique(rows)
+    bad = find_bad(table.take(unique), workers=config.workers, progress=progress)
+    kept = rows[~np.isin(rows, unique[[row for row, _ in bad]])]
     if len(np.unique(table.labels[kept])) < 2:
         raise UnimetricError(
-            f"`dataset = {config.dataset!r}`: too few classes are left without the {len(bad)} pictures that cannot be read; "
-            f"the first: {bad[0][1] if bad else 'none'}",
-            "mend them; two classes to train on and two to test on are the least",
+            f"`dataset = {config.dataset!r}`: at least two training and two test classes must be left without the {len(bad)} images "
+            f"that cannot be read; the first: {bad[0][1] if bad else 'none'}",
+            "replace these images",
         )
-    return kept, [(table.paths[each[row]], reason) for row, reason in bad]
+    return kept, [(table.paths[unique[row]], reason) for row, reason in bad]

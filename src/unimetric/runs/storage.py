@@ -1,7 +1,11 @@
-"""Run folders on storage that is no disk of this machine: what fsspec reaches, such as `s3://bucket/study`."""
+"""Run folders on remote storage that fsspec can open, such as `s3://bucket/study`.
+
+Folders of this machine need no fsspec.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -12,55 +16,66 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
 
 _WEIGHTS = (".safetensors",)
 
 
-def _opened(place: str) -> tuple[Any, str]:
-    """The file system that a place lies on, and where."""
+def _open_remote(place: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path on it."""
+    try:
+        fsspec = importlib.import_module("fsspec")
+    except ModuleNotFoundError:
+        raise UnimetricError(f"{place}: remote storage requires fsspec", "pip install 'unimetric[storage]'") from None
     try:
         return fsspec.core.url_to_fs(place)
-    except (ValueError, ImportError) as error:
-        hint = "install it" if isinstance(error, ImportError) else "name a folder, or a place such as `s3://bucket/study`"
-        raise UnimetricError(f"{place}: cannot be reached: {error}", hint) from None
+    except ImportError as error:  # the message of fsspec names the package of the protocol
+        raise UnimetricError(f"{place}: cannot be reached: {error}", "install that package with pip") from None
+    except ValueError as error:
+        raise UnimetricError(f"{place}: cannot be reached: {error}", "use a folder, or a URL such as `s3://bucket/study`") from None
 
 
 def on_disk(place: str) -> Path | None:
-    """The folder behind a place if this machine can open it as a folder (a disk, or one shared over the network); otherwise nothing."""
-    files, path = _opened(place)
-    return Path(path) if isinstance(files, LocalFileSystem) else None
+    """Return the absolute folder of a path or `file://` URL, or None for remote storage."""
+    protocol, separator, path = place.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return None
+    return Path(path if separator else place).expanduser().absolute()
 
 
 def finished(place: str, run_id: str, *, pictures: bool = False) -> bool:
-    """Whether a run is done, and has its pictures for the report if they are wanted."""
-    files, path = _opened(place)
-    return all(files.exists(f"{path}/{run_id}/{name}") for name in ("done", *(("gallery.npz",) if pictures else ())))
+    """Return whether a run is done and, with `pictures`, has its `gallery.npz`."""
+    names = ["done", "gallery.npz"] if pictures else ["done"]
+    folder = on_disk(place)
+    if folder is not None:
+        return all((folder / run_id / name).exists() for name in names)
+    files, path = _open_remote(place)
+    return all(files.exists(f"{path}/{run_id}/{name}") for name in names)
 
 
 def read(place: str, name: str) -> bytes | None:
-    """A small file, if it is there."""
-    files, path = _opened(place)
-    files.invalidate_cache()
+    """Read a small file, or return None if it does not exist."""
+    folder = on_disk(place)
     try:
+        if folder is not None:
+            return (folder / name).read_bytes()
+        files, path = _open_remote(place)
+        files.invalidate_cache()
         return files.cat_file(f"{path}/{name}")
-    except (FileNotFoundError, OSError):
+    except OSError:
         return None
 
 
 def pull(place: str, folder: Path, *, weights: bool = True) -> None:
-    """Bring what is stored under a place into a folder here.
+    """Download the files of remote storage into a local folder.
 
     Args:
-        place: a run folder, or a folder of run folders.
-        folder: where to put it.
-        weights: bring checkpoints and models, too; a report needs none.
+        place: URL of a run folder, or of a folder of run folders.
+        folder: Local folder.
+        weights: Whether to download checkpoints and models. A report does not need them.
     """
-    files, path = _opened(place)
+    files, path = _open_remote(place)
     files.invalidate_cache()
     root = files._strip_protocol(path)
     for each in files.find(path):
@@ -71,22 +86,22 @@ def pull(place: str, folder: Path, *, weights: bool = True) -> None:
 
 
 class Mirror:
-    """While inside, a run folder here is copied to a place elsewhere every few seconds, and once more at the end.
+    """Context manager that repeatedly copies a run folder to remote storage.
 
-    The checkpoint goes last, and is the one that was there before the others were read: what is stored beside a stored checkpoint is as
-    old as the checkpoint or newer, which is what a run needs to go on from it. `done` follows when all else is there.
+    The checkpoint is copied after the other files, in the version from before they were read. So the stored files are never older than
+    the stored checkpoint, and a run can resume from them. `done` is copied last.
 
     Args:
-        folder: the run folder here.
-        place: where it is kept.
-        seconds: between two copies.
+        folder: Local run folder.
+        place: URL of the copy.
+        seconds: Time between two copies, in seconds.
     """
 
     def __init__(self, folder: Path, place: str, *, seconds: float = 30.0) -> None:
         self.folder, self.place, self.seconds = folder, place, seconds
         self.sent: dict[str, tuple[float, int]] = {}
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._copy_now_and_then, daemon=True)
+        self.thread = threading.Thread(target=self._copy_repeatedly, daemon=True)
 
     def __enter__(self) -> Mirror:
         self.thread.start()
@@ -97,18 +112,18 @@ class Mirror:
         self.thread.join()
         self.copy()
 
-    def _copy_now_and_then(self) -> None:
+    def _copy_repeatedly(self) -> None:
         while not self.stop.wait(self.seconds):
             try:
                 self.copy()
-            except Exception as error:  # each kind of storage has its own; a run does not end by a moment without network
-                print(f"{self.place}: not stored, tried again in {self.seconds:g} s: {error}", file=sys.stderr)
+            except Exception as error:  # each storage has its own errors; a run survives a network failure
+                print(f"{self.place}: copy failed, retrying in {self.seconds:g} s: {error}", file=sys.stderr)
 
     def copy(self) -> None:
-        """Send what has changed since it was sent."""
+        """Copy the files that have changed since the last copy."""
         if not self.folder.exists():
             return
-        with _held(self.folder / "checkpoint.safetensors") as checkpoint:
+        with _hard_link(self.folder / "checkpoint.safetensors") as checkpoint:
             first = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
             first = [path for path in first if path.name not in ("checkpoint.safetensors", "done")]
             for path in first:
@@ -121,15 +136,15 @@ class Mirror:
     def _send(self, path: Path, name: str) -> None:
         state = path.stat()
         if self.sent.get(name) != (state.st_mtime, state.st_size):
-            files, root = _opened(self.place)
+            files, root = _open_remote(self.place)
             files.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
             files.put_file(str(path), f"{root}/{name}")
             self.sent[name] = (state.st_mtime, state.st_size)
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[Path | None]:
-    """The file as it is now under a second name, whatever takes its place meanwhile."""
+def _hard_link(path: Path) -> Iterator[Path | None]:
+    """Keep the present version of a file under a second name while the file may be replaced."""
     second = path.with_name(".sending")
     second.unlink(missing_ok=True)
     try:
@@ -144,19 +159,25 @@ def _held(path: Path) -> Iterator[Path | None]:
 
 
 def write(place: str, name: str, data: bytes) -> None:
-    """A small file: on a disk atomically; an object store shows nothing before it is whole anyway."""
+    """Write a small file.
+
+    On a disk the write is atomic; object stores publish complete files only.
+    """
     folder = on_disk(place)
     if folder is not None:
         write_bytes(folder / name, data)
         return
-    files, path = _opened(place)
+    files, path = _open_remote(place)
     files.makedirs(path, exist_ok=True)
     files.pipe_file(f"{path}/{name}", data)
 
 
 @contextmanager
 def local_copies(places: list[str]) -> Iterator[list[Path]]:
-    """Folders that can be opened here: themselves, or while inside copies without weights of what is stored elsewhere."""
+    """Context manager of local folders, with temporary copies of remote ones.
+
+    The copies have no weights.
+    """
     with tempfile.TemporaryDirectory() as here:
         folders = []
         for number, place in enumerate(places):
@@ -170,6 +191,6 @@ def local_copies(places: list[str]) -> Iterator[list[Path]]:
 
 
 def absolute(place: str | Path) -> str:
-    """A place that means the same from every working directory."""
-    files, path = _opened(str(place))
-    return str(Path(path).absolute()) if isinstance(files, LocalFileSystem) else str(place)
+    """Return an absolute path for a local folder, and a URL unchanged."""
+    folder = on_disk(str(place))
+    return str(place) if folder is None else str(folder)

@@ -1,4 +1,7 @@
-"""Weights as safetensors files. With an adapter, frozen weights are not saved but identified by a fingerprint."""
+"""Weights as safetensors files.
+
+With an adapter, frozen weights are not saved but identified by a fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ FINGERPRINT = "frozen.fingerprint"
 
 
 def fingerprint(model: Model) -> Tensor:
-    """SHA-256 over the names, types, shapes and bytes of the frozen tensors, as (32,) bytes."""
+    """Return the SHA-256 of the frozen tensors with their names, as (32,) bytes."""
     digest = hashlib.sha256()
     state = model.state_dict()
     for name in sorted(model.frozen):
@@ -33,11 +36,13 @@ def fingerprint(model: Model) -> Tensor:
 
 
 class Trained:
-    """A model seen as what of it is trained: a few megabytes with an adapter, all of it without one.
+    """The trainable parameters of a model.
+
+    They are a few megabytes with an adapter, and all parameters without one.
 
     Args:
-        model: as `build_model` makes it.
-        place: what to call the file in an error.
+        model: Model of `build_model`.
+        place: Name of the file in errors.
     """
 
     def __init__(self, model: Model, *, place: str = "the checkpoint") -> None:
@@ -45,22 +50,25 @@ class Trained:
 
     @cached_property
     def fingerprint(self) -> Tensor:
-        """Of the frozen tensors; found once, since they stay what they are."""
+        """Fingerprint of the frozen tensors, computed once because they do not change."""
         return fingerprint(self.model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is trained, and with an adapter the fingerprint of what is not."""
+        """Return the trainable parameters, and the fingerprint of frozen ones if there are any."""
         tensors = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.model.frozen}
         return tensors | ({FINGERPRINT: self.fingerprint} if self.model.frozen else {})
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Fill in what is trained; refused where the frozen weights are not those that it was trained with."""
+        """Load the trainable parameters.
+
+        Frozen weights that differ from those of training raise an error.
+        """
         tensors = dict(tensors)
         given = tensors.pop(FINGERPRINT, None)
         if given is not None and not torch.equal(given.cpu(), self.fingerprint):
             raise UnimetricError(
-                f"{self.place}: the adapter in it was trained inside another backbone: the frozen weights differ",
-                "say where the weights lie that it was trained with: `backbone=\"timm(name='...', weights='...')\"`",
+                f"{self.place}: the adapter was trained in another backbone: the frozen weights differ",
+                "name the weights of its training: `backbone=\"timm(name='...', weights='...')\"`",
             )
         wanted = set(self.model.state_dict()) - (self.model.frozen if given is not None else set())
         odd = sorted(wanted ^ set(tensors))
@@ -71,25 +79,25 @@ class Trained:
         except RuntimeError as error:  # other shapes
             raise UnimetricError(
                 f"{self.place}: weights of another model: {str(error).splitlines()[-1].strip()}",
-                "name the `backbone`, `adapter` and `head` that they were trained in, as the run's config.toml had them",
+                "use the `backbone`, `adapter` and `head` of the run's config.toml",
             ) from None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Tensors and a JSON note, atomically."""
+    """Write tensors and notes (JSON) atomically."""
     with atomic(path) as temporary:
         ready = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
         try:
             save_file(ready, temporary, {"notes": json.dumps(notes)})
-        except SafetensorError as error:  # how the library reports a full disk
+        except SafetensorError as error:  # safetensors reports a full disk this way
             raise OSError(str(error)) from None
-        mask = os.umask(0o077)  # there is no other way to ask for it
+        mask = os.umask(0o077)  # the only way to read the mask is to set it
         os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # the library lets nobody else read what it writes
+        temporary.chmod(0o666 & ~mask)  # safetensors writes files that only the owner can read
 
 
-def read_tensors(path: Path, hint: str = "remove the file to begin anew") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; an error with this hint where it is altered."""
+def read_tensors(path: Path, hint: str = "remove the file to restart from scratch") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a file of `write_tensors`. A damaged file raises an error with this hint."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["notes"])  # noqa: SIM118

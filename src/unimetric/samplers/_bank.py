@@ -1,4 +1,4 @@
-"""The memory of the embedded samplers: the training set as the network sees it, and the batches chosen from it."""
+"""Memory of the embedded samplers: embeddings of the training set, and the batches selected from them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from unimetric.errors import UnimetricError
 from unimetric.geometry import unit
 
-#: What a device answers, and what the host makes of the answer: the rows of the batch.
+#: A tensor computed on the device, and a host function from its values to the rows of the batch.
 Choice = tuple[Tensor, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass
 class PendingBatch:
-    """A batch that was chosen, or is being chosen, and has not been trained on.
+    """Batch that was selected, or is being selected, and has not been used for training.
 
     Args:
-        answer: what the device computes, on its way to the host.
-        finish: the rows of the batch, from the answer.
-        arrived: when the answer is there; `None` where there is nothing to wait for.
-        asked: whether the engine has asked for the batch since the start or the restart.
-        chosen: the rows, once they are known.
+        answer: Result of the device, being copied to the host.
+        finish: Function from the result to the rows of the batch.
+        arrived: Event recorded after the copy. `None` if there is nothing to wait for.
+        asked: Whether the training loop has requested the batch since the start or the restart.
+        chosen: Rows of the batch, once they are known.
     """
 
     answer: Tensor
@@ -36,7 +36,7 @@ class PendingBatch:
     chosen: np.ndarray | None = None
 
     def rows(self) -> Int[np.ndarray, "B"]:
-        """The batch, once the device has answered."""
+        """Return the rows of the batch, after the device has finished."""
         if self.chosen is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
@@ -45,14 +45,16 @@ class PendingBatch:
 
 
 class Bank:
-    """Embeddings of all training rows, on the training device, and the batches that were chosen and not trained on yet.
+    """Embeddings of all training rows on the training device, and the pending batches.
 
-    The protocol is that of `unimetric.samplers`. On a GPU a choice runs on a stream of its own, beside the step.
+    The protocol is that of `unimetric.samplers`. On a GPU, a selection runs on a separate stream,
+    in parallel with the step.
 
     Args:
-        choose: (embeddings, epoch, step) -> a `Choice`; must not wait for the device.
-        rows: training rows.
-        steps: batches an epoch.
+        choose: Function (embeddings, epoch, step) -> `Choice`. Must not synchronize with the
+            device.
+        rows: Number of training rows.
+        steps: Number of batches per epoch.
     """
 
     def __init__(self, choose: Callable[[Tensor, int, int], Choice], *, rows: int, steps: int) -> None:
@@ -62,21 +64,22 @@ class Bank:
         self._stream: torch.cuda.Stream | None = None
 
     def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
-        """Take the whole training set in; what was chosen before is forgotten."""
+        """Store the embeddings of the whole training set, and discard all selected batches."""
         if len(embeddings) != self.rows:
             raise UnimetricError(
-                f"the sampler knows {self.rows} training rows, but was filled with {len(embeddings)}", "embed every row once"
+                f"the sampler needs embeddings of {self.rows} training rows, got {len(embeddings)}", "embed every row once"
             )
         self._settle(embeddings.device)
         self.embeddings = unit(embeddings.detach().float()).contiguous()
         self.kept = {}
 
     def refresh(self, rows: Int[Tensor, "B"] | Int[np.ndarray, "B"], embeddings: Float[Tensor, "B D"]) -> None:
-        """Overwrite the rows of a batch, and let go of the oldest batch that was asked for: it is trained on."""
+        """Overwrite the rows of a batch, and discard the oldest requested batch."""
         self._settle(embeddings.device)
         bank = self._filled(embeddings.device)
         rows = to_device(rows, bank.device) if isinstance(rows, np.ndarray) else rows.to(bank.device, non_blocking=True)
-        # A row may be there twice, differently augmented. Both write the later one: which write comes last on a GPU is chance.
+        # A row may occur twice, with different augmentations. Both write the later embedding, because
+        # the order of writes on a GPU is random.
         later = torch.arange(len(rows), device=bank.device)
         later = torch.where(rows[:, None] == rows[None, :], later, -1).amax(1)
         bank.index_copy_(0, rows, unit(embeddings.detach().float())[later])
@@ -85,11 +88,15 @@ class Bank:
             del self.kept[trained]
 
     def batch(self, epoch: int, step: int) -> Int[np.ndarray, "B"]:
-        """The rows of a batch, chosen when the one before was asked for; and the choice of the next one begins."""
+        """Return the rows of a batch, and start the selection of the next one.
+
+        The batch was selected when the previous one was requested.
+        """
         if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of an epoch of {self.steps} batches")
-        self.kept = {key: kept for key, kept in self.kept.items() if key[0] >= epoch - 1}  # an engine may load into the next epoch
-        for key in ((epoch, step), (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)):
+            raise IndexError(f"`step` must be between 0 and {self.steps - 1}, got {step}")
+        self.kept = {key: kept for key, kept in self.kept.items() if key[0] >= epoch - 1}  # prefetching may reach the next epoch
+        following = (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)
+        for key in ((epoch, step), following):
             if key not in self.kept:
                 self.kept[key] = self._launch(key)
         kept = self.kept[epoch, step]
@@ -97,7 +104,7 @@ class Bank:
         return kept.rows()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The embeddings, and the batches that are kept: their (epoch, step) and their rows."""
+        """Return the embeddings and the pending batches: their (epoch, step) and their rows."""
         if self.embeddings is None:
             return {}
         keys = sorted(self.kept)
@@ -109,25 +116,26 @@ class Bank:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take a `state_dict` up, on the device of the embeddings that are there, or on that of the state."""
+        """Restore a `state_dict`, on the device of the current embeddings, or else of the state."""
         self.kept = {}
         if state:
-            old, new = self.embeddings, state["embeddings"]
-            self._settle(new.device if old is None else old.device)
-            self.embeddings = new.to(new.device if old is None else old.device, copy=True)
+            new = state["embeddings"]
+            device = new.device if self.embeddings is None else self.embeddings.device
+            self._settle(device)
+            self.embeddings = new.to(device, copy=True)
             keys = [(int(epoch), int(step)) for epoch, step in state["kept"].tolist()]
             self.kept = {key: PendingBatch(rows.cpu().clone(), lambda rows: rows) for key, rows in zip(keys, state["rows"], strict=True)}
 
     def _filled(self, device: torch.device | None = None) -> Tensor:
         if self.embeddings is None:
-            raise UnimetricError("the sampler has no embeddings yet", "call `sampler.fill(embeddings)` before the first batch")
+            raise UnimetricError("the sampler needs embeddings before the first batch", "call `sampler.fill(embeddings)` first")
         if device is not None and self.embeddings.device != device:
             self.embeddings = self.embeddings.to(device)
         return self.embeddings
 
     def _settle(self, device: torch.device) -> None:
         if self._stream is not None and device.type == "cuda":
-            torch.cuda.current_stream(device).wait_stream(self._stream)  # the device, not the host, waits: a choice may still read
+            torch.cuda.current_stream(device).wait_stream(self._stream)  # a selection may still read; the device waits, not the host
 
     @torch.no_grad()
     def _launch(self, key: tuple[int, int]) -> PendingBatch:
@@ -147,6 +155,6 @@ class Bank:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Small arrays of the host, without waiting for the device: through pinned memory."""
+    """Copy a small array to the device through pinned memory, without synchronizing."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

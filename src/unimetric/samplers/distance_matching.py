@@ -1,69 +1,75 @@
-"""DDM: of several random batches, the one whose distances are distributed most like those of a big batch."""
+"""DDM: the random batch whose distances are distributed most like those of a big batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Range, Seed
+from unimetric.kinds import EmbeddedSampler
 from unimetric.samplers._bank import Bank, Choice, to_device
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
 from unimetric.samplers._histograms import pair_histograms
 
 
-class DistanceMatching:
-    """DDM of Roth et al., Revisiting training strategies and generalization performance in deep metric learning (ICML 2020), sec. 3.2.
+class DistanceMatching(EmbeddedSampler):
+    """DDM: the random batch whose distances are distributed most like those of a big batch.
 
         arg min over m candidates B of  W1(h, h*) = width * sum over bins of |H - H*|
 
-    with h and h* the normalised histograms of all pairwise distances within B and within a big batch B* (both of n samples a class),
-    over the range of B*, and H, H* their cumulative sums. The embeddings lie on the unit sphere.
+    h and h* are the normalized histograms of all pairwise distances within B and within a big batch
+    B* (both with n samples per class), over the range of B*. H and H* are their cumulative sums.
+    The embeddings are unit vectors.
 
-    The authors' code takes scipy's Wasserstein distance of the bin heights, as if heights were samples, and adds the moments:
+    Differs from the authors' code:
+        That code computes scipy's Wasserstein distance of the bin heights, as if heights were
+        samples, and adds the moments, with mean and standard deviation of every dimension:
 
-        |mu - mu*| + |sigma - sigma*| + 75 (W(h, h*) + W(h*, h)),    W(h, h*) = mean over k of |k-th largest of h - k-th largest of h*|
+            |mu - mu*| + |sigma - sigma*| + 75 (W(h, h*) + W(h*, h))
+            W(h, h*) = mean over k of |k-th largest of h - k-th largest of h*|
 
-    with mean and standard deviation of every dimension; `code_cost=True` does as it does. It draws classes with replacement; here the
-    classes of a candidate are different ones, as in the paper's SPC-n.
+        `code_cost=True` computes that cost. The code draws classes with replacement. Here the
+        classes of a candidate are distinct, as in the paper's SPC-n.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), sec. 3.2.
 
     Args:
-        labels: (N,) the class of each training row.
-        batch_size: rows of a batch, at least 2; a multiple of n.
-        seed: numbers the sequence of draws.
-        n: samples of each class.
-        big_batch: rows of B*; all of the data set where it has fewer.
-        candidates: m, which the paper does not give and the authors' code sets to 10.
-        bins: bins of the histograms, at most 60.
-        code_cost: the cost of the authors' code.
+        labels: (N,) class of each training row.
+        batch_size: Number of rows of a batch, at least 2 and a multiple of n.
+        seed: Seed of the draws.
+        n: Number of samples per class.
+        big_batch: Number of rows of B*. A smaller training set is used completely.
+        candidates: Number of candidates m, which the paper does not state. The authors' code uses
+            10.
+        bins: Number of histogram bins, at most 60.
+        code_cost: Whether to use the cost of the authors' code.
     """
-
-    needs_embeddings = True
 
     def __init__(
         self,
         *,
         labels: Int[np.ndarray, "N"],
-        batch_size: int,
-        seed: int = 0,
-        n: int = 2,
-        big_batch: int = 1024,
-        candidates: int = 10,
-        bins: int = 50,
+        batch_size: Annotated[int, Range(2)],
+        seed: Seed = 0,
+        n: Count = 2,
+        big_batch: Count = 1024,
+        candidates: Count = 10,
+        bins: Annotated[int, Range(1, 60)] = 50,
         code_cost: bool = False,
     ) -> None:
-        if not 1 <= bins <= 60:
-            raise UnimetricError(f"bins={bins} is not from 1 to 60", "write `bins=50`")
         self.candidates = Candidates(labels=labels, batch_size=batch_size, seed=seed, n=n, big_batch=big_batch, candidates=candidates)
-        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size, least=2))
-        self.epoch, self.bins, self.code_cost = 0, bins, code_cost
+        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
+        self.bins, self.code_cost = bins, code_cost
 
     def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, "m"]:
-        """How far each candidate, given by its positions in the big batch, is from the big batch."""
+        """Return the cost of each candidate, given by its positions in the big batch."""
         whole, parts, width = pair_histograms(big_batch, positions, bins=self.bins)
         if not self.code_cost:
             return width * (parts.cumsum(-1) - whole.cumsum(-1)).abs().sum(-1)
@@ -77,24 +83,3 @@ class DistanceMatching:
         rows, positions = self.candidates.draw(epoch, step)
         cost = self.cost(embeddings.index_select(0, to_device(rows, embeddings.device)), to_device(positions, embeddings.device))
         return cost.argmin(), lambda best: rows[positions[best]]
-
-    def __len__(self) -> int:
-        return self.bank.steps
-
-    def __iter__(self) -> Iterator[Int[np.ndarray, "B"]]:
-        return (self.batch(step) for step in range(len(self)))
-
-    def batch(self, step: int) -> Int[np.ndarray, "B"]:
-        return self.bank.batch(self.epoch, step)
-
-    def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
-        self.bank.fill(embeddings)
-
-    def refresh(self, rows: Int[Tensor, "B"], embeddings: Float[Tensor, "B D"]) -> None:
-        self.bank.refresh(rows, embeddings)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.bank.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.bank.load_state_dict(state)

@@ -1,51 +1,63 @@
-"""FRD: of several random batches, the one whose Gaussian is closest to that of a big batch."""
+"""FRD: the random batch whose Gaussian is closest to that of a big batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unimetric.arguments import Count, Range, Seed
 from unimetric.geometry.frechet import frechet_of_points, gaussian
+from unimetric.kinds import EmbeddedSampler
 from unimetric.samplers._bank import Bank, Choice, to_device
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
 
 
-class FrechetMatching:
-    """FRD of Roth et al., Revisiting training strategies and generalization performance in deep metric learning (ICML 2020), sec. 3.2.
+class FrechetMatching(EmbeddedSampler):
+    """FRD: the random batch whose Gaussian is closest to that of a big batch.
 
         arg min over m candidates B of  |mu - mu*|^2 + tr(S + S* - 2 (S S*)^(1/2))
 
-    with the means and covariances of the embeddings of B and of a big batch B*, both of n samples a class (Heusel et al. 2017). The
-    embeddings lie on the unit sphere.
+    The means and covariances are those of the embeddings of B and of a big batch B*, both with n
+    samples per class (Heusel et al. 2017). The embeddings are unit vectors.
 
-    The authors' code adds 1e-8 to the diagonal under the root and drops an imaginary part; here neither is needed (see
-    `unimetric.geometry.frechet`). It draws classes with replacement; here the classes of a candidate are different ones, as in the paper's
-    SPC-n.
+    Differs from the authors' code:
+        That code adds 1e-8 to the diagonal under the root and drops an imaginary part. Here neither
+        is needed (see `unimetric.geometry.frechet`). It draws classes with replacement. Here the
+        classes of a candidate are distinct, as in the paper's SPC-n.
+
+    Reference:
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), sec. 3.2.
 
     Args:
-        labels: (N,) the class of each training row.
-        batch_size: rows of a batch, at least 2; a multiple of n.
-        seed: numbers the sequence of draws.
-        n: samples of each class.
-        big_batch: rows of B*; all of the data set where it has fewer.
-        candidates: m, which the paper does not give and the authors' code sets to 10.
+        labels: (N,) class of each training row.
+        batch_size: Number of rows of a batch, at least 2 and a multiple of n.
+        seed: Seed of the draws.
+        n: Number of samples per class.
+        big_batch: Number of rows of B*. A smaller training set is used completely.
+        candidates: Number of candidates m, which the paper does not state. The authors' code uses
+            10.
     """
 
-    needs_embeddings = True
-
     def __init__(
-        self, *, labels: Int[np.ndarray, "N"], batch_size: int, seed: int = 0, n: int = 2, big_batch: int = 1024, candidates: int = 10
+        self,
+        *,
+        labels: Int[np.ndarray, "N"],
+        batch_size: Annotated[int, Range(2)],
+        seed: Seed = 0,
+        n: Count = 2,
+        big_batch: Count = 1024,
+        candidates: Count = 10,
     ) -> None:
         self.candidates = Candidates(labels=labels, batch_size=batch_size, seed=seed, n=n, big_batch=big_batch, candidates=candidates)
-        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size, least=2))
-        self.epoch = 0
+        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
 
     def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, "m"]:
-        """The Frechet distance of each candidate, given by its positions in the big batch."""
+        """Return the Frechet distance of each candidate, given by its positions in the big batch."""
         big_batch = big_batch.double()
         return frechet_of_points(big_batch[positions], *gaussian(big_batch))
 
@@ -53,24 +65,3 @@ class FrechetMatching:
         rows, positions = self.candidates.draw(epoch, step)
         cost = self.cost(embeddings[to_device(rows, embeddings.device)], to_device(positions, embeddings.device))
         return cost.argmin(), lambda best: rows[positions[best]]
-
-    def __len__(self) -> int:
-        return self.bank.steps
-
-    def __iter__(self) -> Iterator[Int[np.ndarray, "B"]]:
-        return (self.batch(step) for step in range(len(self)))
-
-    def batch(self, step: int) -> Int[np.ndarray, "B"]:
-        return self.bank.batch(self.epoch, step)
-
-    def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
-        self.bank.fill(embeddings)
-
-    def refresh(self, rows: Int[Tensor, "B"], embeddings: Float[Tensor, "B D"]) -> None:
-        self.bank.refresh(rows, embeddings)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.bank.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.bank.load_state_dict(state)

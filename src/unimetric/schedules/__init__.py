@@ -1,1 +1,10 @@
-"""One file a schedule: `schedule(progress, epochs, *, ...) -> factor` on every learning rate; `progress` counts epochs and their parts."""
+"""One file per schedule: `schedule(progress, epochs, *, ...) -> factor` of every learning rate.
+
+`progress` is the number of epochs done, fractions included.
+"""
+
+from __future__ import annotations
+
+from unimetric.spec import catalogue
+
+catalogue(__name__)

@@ -1,8 +1,8 @@
-"""The learning rate as it is."""
+"""Constant learning rate."""
 
 from __future__ import annotations
 
 
 def constant(progress: float, epochs: int) -> float:
-    """No schedule, as in Roth et al. 2020: the factor is 1 throughout."""
+    """Constant factor of 1, as in Roth et al. 2020."""
     return 1.0

@@ -1,24 +1,22 @@
-"""The learning rate in steps."""
+"""Step decay of the learning rate."""
 
 from __future__ import annotations
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Positive
 
 
-def step(progress: float, epochs: int, *, every: int = 20, gamma: float = 0.5) -> float:
+def step(progress: float, epochs: int, *, every: Count = 20, gamma: Positive = 0.5) -> float:
     """Step decay, as in the code of PUMA (Kim et al. 2023).
 
         factor = gamma ^ floor(epoch / every)
 
-    Args:
-        progress: epochs gone by.
-        epochs: epochs in all.
-        every: epochs between steps.
-        gamma: factor of each step.
-
     >>> step(40.5, 100)
     0.25
+
+    Args:
+        progress: Number of epochs done.
+        epochs: Total number of epochs.
+        every: Number of epochs between steps.
+        gamma: Factor of each step.
     """
-    if every < 1:
-        raise UnimetricError(f"`schedule = step(every={every})`", "write how many epochs lie between steps, 1 at least")
     return float(gamma ** (int(progress) // every))

@@ -1,1 +1,7 @@
-"""One file a split: `split(table) -> Split`, which rows are trained on, which choose the best epoch, which are reported."""
+"""One file per split: `split(table) -> Split`: the rows for training, validation and testing."""
+
+from __future__ import annotations
+
+from unimetric.spec import catalogue
+
+catalogue(__name__)

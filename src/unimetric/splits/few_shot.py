@@ -1,34 +1,39 @@
-"""Few pictures of each training class."""
+"""Few images of each training class."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
-from unimetric.errors import UnimetricError
+from unimetric.arguments import Count, Range, Seed
 from unimetric.images.table import Split, Table
 from unimetric.splits.standard import standard
 
 
-def few_shot(table: Table, *, shots: int = 1, validation: float = 0.0, seed: int = 0) -> Split:
-    """Few-shot metric learning (PUMA, Kim et al. 2023, fig. 6): training classes with k pictures each, test classes as ever.
+def few_shot(table: Table, *, shots: Count = 1, validation: Annotated[float, Range(0, below=1)] = 0.0, seed: Seed = 0) -> Split:
+    """Training classes with k images each, and the standard test classes.
 
-    The pictures are drawn without replacement; a class with fewer than k has some of them again, as in the authors' code, so that every
-    class counts the same. The first of k shots are those of fewer shots with the same seed.
+    Images are drawn without replacement. A class with fewer than k images repeats some of them, as
+    in the authors' code, so that every class has the same weight. With the same seed, fewer shots
+    are a subset of more.
+
+    Reference:
+        Few-shot metric learning (PUMA, Kim et al. 2023), fig. 6.
 
     Args:
-        table: the dataset, or the union of several.
-        shots: pictures of a training class; the paper has 1, 2, 4, 8 and 16.
-        validation: share of the training classes held out to choose the best epoch, with all their pictures; 0 for none.
-        seed: which pictures, and which classes are held out.
+        table: Table of the dataset, or the union of several.
+        shots: Number of images per training class. The paper uses 1, 2, 4, 8 and 16.
+        validation: Fraction of the training classes held out to select the best epoch, with all
+            their images. 0 for none.
+        seed: Seed of the images, and of the held-out classes.
     """
-    if shots < 1:
-        raise UnimetricError(f"few_shot: `shots` is {shots}", "write how many pictures a training class has, such as `few_shot(shots=4)`")
     split = standard(table, validation=validation, seed=seed)
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(split.train)
     order = np.argsort(table.labels[shuffled], kind="stable")  # class by class, each in random order
-    rows, (starts, sizes) = shuffled[order], np.unique(table.labels[shuffled[order]], return_index=True, return_counts=True)[1:]
-    place = np.arange(shots)[None] % sizes[:, None]
-    return replace(split, train=np.sort(rows[starts[:, None] + place].ravel()), name=f"few_shot({shots})")
+    rows = shuffled[order]
+    _, starts, sizes = np.unique(table.labels[rows], return_index=True, return_counts=True)
+    index = np.arange(shots)[None] % sizes[:, None]
+    return replace(split, train=np.sort(rows[starts[:, None] + index].ravel()), name=f"few_shot({shots})")

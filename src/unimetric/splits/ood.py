@@ -2,71 +2,92 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
+from unimetric.arguments import Count, Range, Seed
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Split, Table
 from unimetric.spec import bind, parse
 from unimetric.splits._file import choose, classes, divide, read
 
 
-def ood(table: Table, *, path: str, split: int = 1, key: str = "", validation: float = 0.0, seed: int = 0) -> Split:
-    """A split of measured difficulty out of a file that `unimetric split` made (Milbich et al., NeurIPS 2021).
+def ood(
+    table: Table, *, path: str, split: Count = 1, key: str = "", validation: Annotated[float, Range(0, below=1)] = 0.0, seed: Seed = 0
+) -> Split:
+    """Split of known difficulty from a file created by `unimetric split`.
 
-    The file holds the whole sequence of splits with their Frechet distances, and the few that were chosen from it, which are numbered from
-    the easiest to the hardest.
+    The file holds the whole sequence of splits with their Frechet distances, and a few selected
+    ones, numbered from the easiest to the hardest.
+
+    Reference:
+        Characterizing generalization under out-of-distribution shifts in deep metric learning
+        (Milbich et al., NeurIPS 2021).
 
     Args:
-        table: the dataset.
-        path: the JSON file.
-        split: which of the chosen splits, from 1.
-        key: any split of the sequence instead, such as `12` (exchanges) or `R12` (classes of each side removed).
-        validation: share of the training classes that choose the best epoch instead of being trained on; the authors hold out 0.25.
-        seed: which classes these are.
+        table: Table of the dataset.
+        path: Path of the JSON file.
+        split: Number of the selected split, from 1.
+        key: Key of any split of the sequence instead, such as `12` (swaps) or `R12` (classes of
+            each side removed).
+        validation: Fraction of the training classes used to select the best epoch instead of for
+            training. The authors hold out 0.25.
+        seed: Seed of the choice of validation classes.
     """
     file = read(path)
     if "history" not in file:
         raise UnimetricError(
-            f"{path}: not a file that `unimetric split` made (it has no `history`)",
-            "split files of others are read by `published(path=...)`",
+            f"{path}: must be a file created by `unimetric split`, but it has no `history`",
+            "read published split files with `published(path=...)`",
         )
     names = file.get("classes")
-    wanted = key or str(choose(choose(choose(file, "splits", path), str(split), f"{path}: splits"), "key", f"{path}: split {split}"))
+    wanted = key
+    if not wanted:
+        selected = choose(choose(file, "splits", path), str(split), f"{path}: splits")
+        wanted = str(choose(selected, "key", f"{path}: split {split}"))
     history = file["history"]
     if not isinstance(history, list) or not all(isinstance(step, dict) and "key" in step for step in history):
-        raise UnimetricError(f"{path}: history is not a list of splits, each with its `key`", "make the file again with `unimetric split`")
+        raise UnimetricError(
+            f"{path}: history must be a list of splits, each with its `key`", "create the file again with `unimetric split`"
+        )
     steps = {str(step["key"]): step for step in history}
     step = choose(steps, wanted, f"{path}: history")
-    place = f"{path}: split {wanted if key else split}"
+    location = f"{path}: split {wanted if key else split}"
     number = classes(table, names, f"{path}: classes")
     sides = []
     for side in ("train", "test"):
-        rows = choose(step, side, place)
+        rows = choose(step, side, location)
         if not isinstance(rows, list) or not all(type(row) is int and 0 <= row < len(number) for row in rows):
             raise UnimetricError(
-                f"{place}, {side}: not a list of rows of its {len(number)} classes", "make the file again with `unimetric split`"
+                f"{location}, {side}: must be a list of indices of its {len(number)} classes",
+                "create the file again with `unimetric split`",
             )
         sides.append(number[np.asarray(rows, np.int64)])
-    return divide(table, sides[0], sides[1], place, validation=validation, seed=seed)
+    return divide(table, sides[0], sides[1], location, validation=validation, seed=seed)
 
 
 def place_of(text: str) -> tuple[str, str] | None:
-    """The file of a split as a run names it, and what `distances` knows it by; nothing for a split that is in no file.
+    """Return the file of a split and its key in `distances`, or None for a split without a file.
 
     Args:
-        text: such as `ood(path='splits.json', split=3)`.
+        text: Spec string, such as `ood(path='splits.json', split=3)`.
     """
     if parse(text).name not in ("ood", "published"):
         return None
     arguments = bind("splits", text, seed=0)[1]
-    return arguments["path"], f"key {arguments['key']}" if arguments.get("key") else str(arguments.get("split", 1))
+    if arguments.get("key"):
+        return arguments["path"], f"key {arguments['key']}"
+    return arguments["path"], str(arguments.get("split", 1))
 
 
 def distances(path: str) -> dict[str, float]:
-    """The Frechet distance of each split of a file, by its number; of a file of ours also by key, after `key `.
+    """Return the Frechet distance of each split of a file, by its number.
+
+    Files created by `unimetric split` also have one per key, under `key ` and the key.
 
     Args:
-        path: a file that `unimetric split` made, or one of the authors' form.
+        path: Path of a file created by `unimetric split`, or of one in the authors' form.
     """
     file = read(path)
     try:
@@ -75,6 +96,4 @@ def distances(path: str) -> dict[str, float]:
             return chosen | {f"key {step['key']}": float(step["distance"]) for step in file["history"]}
         return {number: float(entry["fid"]) for number, entry in file.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UnimetricError(
-            f"{path}: its splits do not say their distance", "see docs/concepts/shift.md for the form of the file"
-        ) from None
+        raise UnimetricError(f"{path}: each split must have its distance", "see docs/concepts/shift.md for the form of the file") from None

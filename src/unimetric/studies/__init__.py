@@ -1,1 +1,4 @@
-"""Studies: a grid of settings becomes runs, here or on a cluster; finished ones are skipped."""
+"""Studies: run every combination of a grid, on this machine or on a cluster.
+
+Finished runs are skipped.
+"""

@@ -1,4 +1,4 @@
-"""Display of a study: one line per run on a terminal, elsewhere one line per event and a progress line on stderr."""
+"""Display of a study: a table on a terminal, elsewhere one line per event."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Board:
     """The state of every run of a study.
 
     Args:
-        runs: of the study.
-        place: where their folders are.
-        quiet: show nothing.
+        runs: Runs of the study.
+        place: Folder of the run folders, or its fsspec URL.
+        quiet: Whether to print nothing.
     """
 
     def __init__(self, runs: list[Run], place: str, *, quiet: bool = False) -> None:
@@ -49,7 +49,7 @@ class Board:
             self.live.stop()
 
     def set(self, run_id: str, state: str, note: str = "") -> None:
-        """A run has begun, ended or failed."""
+        """Set the state of a run, and show it."""
         if state == "running":
             self.begun[run_id] = time.monotonic()
         if state == "done":
@@ -67,7 +67,7 @@ class Board:
         table = Table(box=None, pad_edge=False)
         for column in ("run", "", "state", ""):
             table.add_column(column, overflow="ellipsis", no_wrap=True)
-        # A study may have more runs than a terminal has lines: those that run and those that failed matter most.
+        # If there are more runs than lines, running and failed ones come first.
         order = sorted(self.names, key=lambda each: ("running", "failed", "stopped", "waiting", "done").index(self.states[each]))
         room = max(4, self.console.height - 4)
         for run_id in order[:room]:
@@ -78,7 +78,7 @@ class Board:
         self.live.update(table, refresh=True)
 
     def summary(self) -> str:
-        """How many runs are in which state."""
+        """Return the number of runs per state."""
         return ", ".join(f"{count} {state}" for state in _STYLES if (count := list(self.states.values()).count(state)))
 
     def _show_line(self) -> None:

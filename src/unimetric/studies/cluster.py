@@ -1,14 +1,16 @@
-"""A study on a Ray cluster: one run for each GPU, or for a share of one. Ray starts, places and restarts; we only say what."""
+"""Execute a study on a Ray cluster, with one run per GPU or per fraction of one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unimetric.errors import Interrupted, UnimetricError
-from unimetric.runs.cluster import import_ray
+from unimetric.errors import Interrupted
+from unimetric.runs.cluster import connect
 from unimetric.runs.storage import absolute, finished, read
+from unimetric.spec import trusted
 from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
 from unimetric.studies.local import TRIES, begin, save_run_labels
@@ -25,69 +27,105 @@ def study_on_ray(
     pictures: bool = True,
     quiet: bool = False,
 ) -> dict[str, str]:
-    """Run what is not finished yet on a Ray cluster. A worker that is lost costs what it did since its last checkpoint, and nothing else.
+    """Execute the runs that are not finished on a Ray cluster.
+
+    A run whose worker is lost resumes from its last checkpoint.
 
     Args:
-        runs: see `grid.read_grid`.
-        out: the study's folder, which every machine must reach: a shared disk, or what fsspec reaches, such as `s3://bucket/study`.
-        address: of the cluster; `auto` finds the one of this machine, `local` starts one here.
-        gpus: GPUs a run; 0.5 puts two runs on one.
-        cpus: cores a run.
-        pictures: have each run leave what a report shows of its embedding.
-        quiet: show nothing.
+        runs: Runs of `grid.read_grid`.
+        out: Folder of the study, which every machine must reach: a shared disk, or an fsspec URL such as
+            `s3://bucket/study`.
+        address: Address of the cluster. `auto` finds the cluster of this machine, `local` starts one here.
+        gpus: GPUs per run; with 0.5, two runs share one.
+        cpus: Cores per run.
+        pictures: Whether each run saves what a report shows of its embedding.
+        quiet: Whether to print nothing.
 
     Returns:
-        the state of each run: `done` or `failed`.
+        State of each run by id: `done` or `failed`.
     """
-    ray = import_ray()
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-    except ConnectionError as error:
-        raise UnimetricError(f"no Ray cluster at {address!r}: {error}", "start one with `ray start --head`, or use `--ray local`") from None
-    # A process for one run only: nothing of a run is left in the next one's. A lost process or machine is Ray's to replace; what the
-    # run itself raises is counted here.
-    task = ray.remote(max_calls=1, num_gpus=gpus, num_cpus=cpus, max_retries=3)(work)
-    place = absolute(out)
-    save_run_labels(runs, place)
-    waiting: dict[Any, Run] = {}
-    tries: dict[str, int] = {}
-
-    def submit(run: Run) -> None:
-        tries[run.config.run_id] = tries.get(run.config.run_id, 0) + 1
-        waiting[task.remote(asdict(run.config), place, pictures=pictures)] = run
-
-    with Board(runs, place, quiet=quiet) as board:
-        for run in begin(runs, place, board, pictures=pictures):
-            submit(run)
+    ray = connect(address)
+    folder = absolute(out)
+    save_run_labels(runs, folder)
+    with Board(runs, folder, quiet=quiet) as board:
+        queue = Queue(ray, folder, board, gpus=gpus, cpus=cpus, pictures=pictures)
+        for run in begin(runs, folder, board, pictures=pictures):
+            queue.submit(run)
         try:
-            while waiting:
-                ready, _ = ray.wait(list(waiting), timeout=1.0)
-                for reference in ready:
-                    run = waiting.pop(reference)
-                    said = _failure(ray, reference)
-                    if finished(place, run.config.run_id):
-                        board.set(run.config.run_id, "done")
-                    elif tries[run.config.run_id] < TRIES:
-                        submit(run)
-                    else:
-                        board.set(run.config.run_id, "failed", said or "it left no `done`")
-                for run in waiting.values():  # a run has begun when its folder is there
-                    if board.states[run.config.run_id] == "waiting" and read(place, f"{run.config.run_id}/config.toml"):
-                        board.set(run.config.run_id, "running")
-                board.show()
+            follow(queue)
         except KeyboardInterrupt:
-            for reference in waiting:
-                ray.cancel(reference)  # interrupts the run, which then saves itself as after Ctrl-C
-            ray.wait(list(waiting), num_returns=len(waiting), timeout=60.0)
+            queue.cancel()
             raise Interrupted("the runs are saved; run the same command to resume them") from None
         return dict(board.states)
 
 
-def _failure(ray: Any, reference: Any) -> str:
-    """Why a task failed, in one line; empty if it did not."""
-    try:
-        ray.get(reference)
-    except ray.exceptions.RayError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else type(error).__name__
-    return ""
+class Queue:
+    """Submitted runs of a study, each one task of Ray.
+
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        folder: Folder of the study, or its fsspec URL.
+        board: Display of the states.
+        gpus: GPUs per run.
+        cpus: Cores per run.
+        pictures: Whether each run saves what a report shows of its embedding.
+    """
+
+    def __init__(self, ray: Any, folder: str, board: Board, *, gpus: float, cpus: float, pictures: bool) -> None:
+        self.ray, self.folder, self.board, self.pictures = ray, folder, board, pictures
+        # One process per run, so that nothing remains for the next one. Ray replaces lost processes and machines;
+        # `finish` counts the errors of the run itself.
+        self.task = ray.remote(max_calls=1, num_gpus=gpus, num_cpus=cpus, max_retries=3)(work)
+        self.waiting: dict[Any, Run] = {}
+        self.tries = Counter[str]()
+
+    def submit(self, run: Run) -> None:
+        """Submit a run."""
+        self.tries[run.config.run_id] += 1
+        reference = self.task.remote(asdict(run.config), self.folder, pictures=self.pictures, trust=trusted())
+        self.waiting[reference] = run
+
+    def finish(self, reference: Any) -> None:
+        """Set the state of a run whose task has ended, or submit it again."""
+        run = self.waiting.pop(reference)
+        run_id = run.config.run_id
+        reason = self._failure(reference)
+        if finished(self.folder, run_id):
+            self.board.set(run_id, "done")
+        elif self.tries[run_id] < TRIES:
+            self.submit(run)
+        else:
+            self.board.set(run_id, "failed", reason or "the run wrote no `done`")
+
+    def cancel(self) -> None:
+        """Interrupt all runs, and wait up to a minute until they have saved themselves."""
+        for reference in self.waiting:
+            self.ray.cancel(reference)
+        self.ray.wait(list(self.waiting), num_returns=len(self.waiting), timeout=60.0)
+
+    def _failure(self, reference: Any) -> str:
+        """Return the last line of a task's error, or "" if it did not fail."""
+        try:
+            self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            return lines[-1].strip() if lines else type(error).__name__
+        return ""
+
+
+def follow(queue: Queue) -> None:
+    """Wait until all runs have ended, and show their states.
+
+    Args:
+        queue: Submitted runs.
+    """
+    board = queue.board
+    while queue.waiting:
+        ready, _ = queue.ray.wait(list(queue.waiting), timeout=1.0)
+        for reference in ready:
+            queue.finish(reference)
+        for run in queue.waiting.values():
+            run_id = run.config.run_id
+            if board.states[run_id] == "waiting" and read(queue.folder, f"{run_id}/config.toml"):  # its folder exists
+                board.set(run_id, "running")
+        board.show()

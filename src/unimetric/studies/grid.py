@@ -1,4 +1,4 @@
-"""A study as one file: a run's settings with lists for some of them."""
+"""Grid files: the settings of a run with lists for some of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Run:
     """One run of a study.
 
     Args:
-        config: its settings.
-        labels: what sets it apart, by axis: `{"method": "Margin", "seed": "0"}`.
+        config: Settings of the run.
+        labels: Value of each axis: `{"method": "Margin", "seed": "0"}`.
     """
 
     config: RunConfig
@@ -26,18 +26,20 @@ class Run:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """A grid or a search as it is written, with its lists and ranges."""
+    """Read the file of a grid or a search, with its lists and ranges."""
     return read_toml(
         path, examples="`unimetric/configs/` for runs and `unimetric/configs/studies/` for studies", like='`key = "text"` or `key = [1, 2]`'
     )
 
 
 def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
-    """Every combination of the lists in a grid, in the order of the file; the last axis turns fastest.
+    """Return every combination of the lists in a grid, in the order of the file.
 
-    A list of values is an axis of its key. A list of tables is an axis of settings that belong together: the key is the axis's name, each
-    table may say its own `name`, and a table's lists are combined, too. `metrics` is a list in itself; a list of lists varies it.
-    A run that several points describe is done once, under the first of its names.
+    The last axis varies fastest.
+
+    A list of values is an axis named after its key. A list of tables is an axis of settings that vary together; a table may have a
+    `name`, and its lists are combined as well. `metrics` is a list by itself, and a list of lists is an axis. Duplicate runs are
+    listed once, with their first labels.
 
     >>> [run.config.seed for run in expand({"seed": [0, 1], "epochs": 3})]
     [0, 1]
@@ -45,7 +47,7 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
     [{'method': 'A'}, {'method': 'B', 'seed': '1'}, {'method': 'B', 'seed': '2'}]
     """
     runs: dict[str, Run] = {}
-    good: dict[str, dict[str, Any]] = {}  # every value is checked once, not once a combination
+    good: dict[str, dict[str, Any]] = {}  # check every value once, not once per combination
     for values, labels in _points(settings, place):
         together = {key: [values.get(each) for each in group] for group in _TOGETHER for key in group}
         marks = {key: f"{key} = {together.get(key, value)!r}" for key, value in values.items()}
@@ -58,7 +60,7 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
     return list(runs.values())
 
 
-#: Settings that are good together or not at all.
+#: Settings that are checked together.
 _TOGETHER = (("metrics", "chosen_by"), ("precision", "clip_norm", "clip_value"))
 
 
@@ -68,7 +70,7 @@ def _points(settings: dict[str, Any], place: str) -> Iterator[tuple[dict[str, An
         if not is_axis(key, value):
             axes.append([({key: value}, {})])
         elif not value:
-            raise UnimetricError(f"{place}: `{key}` is an empty list", "write one value at least")
+            raise UnimetricError(f"{place}: `{key}` must have at least one value, got an empty list", "add a value, or remove the key")
         elif all(isinstance(item, dict) for item in value):
             axes.append([point for number, row in enumerate(value) for point in _row(key, row, number, place)])
         else:
@@ -101,26 +103,28 @@ def _text(value: Any) -> str:
 
 
 def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
-    """The runs of a grid file, with some settings replaced in all of them.
+    """Read the runs of a grid file, with some settings replaced in all of them.
 
     Args:
-        path: a TOML file.
-        overrides: settings by name; a list is an axis, as in the file.
+        path: TOML file.
+        overrides: Settings by name. A list is an axis, as in the file.
     """
     settings = read_settings(path)
     if "search" in settings:
         raise UnimetricError(f"{path}: has a [search] table, so it is a search", "use `unimetric tune`, or remove the table")
-    # Last of all, so that they go over what the tables of a list say, too.
+    # Overrides come last, so that they also replace settings in the tables of a list.
     return expand({key: value for key, value in settings.items() if key not in overrides} | overrides, str(path))
 
 
 def check_runs(runs: list[Run], place: str, *, seen: set[RunConfig] | None = None) -> None:
-    """Build every different combination of parts once, without pictures and weights: what does not fit is named before anything starts.
+    """Check that the components of all runs fit together.
+
+    Each distinct combination is built once, without images and weights.
 
     Args:
-        runs: of a study.
-        place: what errors name.
-        seen: combinations that were good before; filled.
+        runs: Runs of a study.
+        place: Name of the study in errors.
+        seen: Combinations that are already checked. New ones are added.
     """
     import torch
 
@@ -130,8 +134,8 @@ def check_runs(runs: list[Run], place: str, *, seen: set[RunConfig] | None = Non
     plain = RunConfig()
     for run in runs:
         name = f"{place}: {', '.join(run.labels.values()) or 'the run'}"
-        # Networks take seconds to fill with random weights, so each is built once, and without memory behind its weights; everything else
-        # is checked on the small one.
+        # Random initialization of a network takes seconds. So each network is built once, on the meta device, and all other
+        # components are checked with the small backbone.
         network = replace(plain, backbone=run.config.backbone, adapter=run.config.adapter)
         same = {key: getattr(plain, key) for key in ("seed", "epochs", "dataset", "split", "metrics", "backbone", "adapter")}
         rest = replace(run.config, **same)

@@ -1,4 +1,4 @@
-"""A study on this machine: each run in its own process, one after another or several at once."""
+"""Execute a study on this machine: each run in its own process, one after another or several at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.runs.storage import absolute, finished, on_disk, read, write
+from unimetric.spec import trusted
 from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
 from unimetric.studies.parallel import Slots
 from unimetric.studies.worker import work_apart
 
-#: A run that fails is tried once more, and then left.
+#: Number of attempts per run.
 TRIES = 2
 
 
@@ -40,16 +41,16 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     """
     place = absolute(out)
     if on_disk(place) is None:
-        raise UnimetricError(f"{out}: is no folder of this machine", "name a folder, or run the study on a cluster with `--ray`")
+        raise UnimetricError(f"`--out` must be a folder of this machine, got {out}", "name a folder, or use a cluster with `--ray`")
     try:
         (Path(place) / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnimetricError(f"{out}: cannot be made: {error.strerror}", "choose another --out") from None
+        raise UnimetricError(f"{out}: cannot be created: {error.strerror}", "choose another --out") from None
     save_run_labels(runs, place)
     with Board(runs, place, quiet=quiet) as board:
         execute(begin(runs, place, board, pictures=pictures), place, board, parallel=parallel, pictures=pictures)
         if not quiet:
-            board.console.print(f"{board.summary()}; see {out}, or make a page of it: unimetric report {out}", soft_wrap=True, markup=False)
+            board.console.print(f"{board.summary()}; see {out}, or write a report: unimetric report {out}", soft_wrap=True, markup=False)
         return dict(board.states)
 
 
@@ -64,7 +65,7 @@ class _Child:
 
 
 def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, pictures: bool) -> None:
-    """Execute runs in processes of their own, and show their states.
+    """Execute runs in separate processes, and show their states.
 
     A run that fails is tried again; it does not stop the others. Ctrl-C stops all of them with their checkpoints.
 
@@ -121,7 +122,14 @@ def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, p
 
 
 def begin(runs: list[Run], place: str, board: Board, *, pictures: bool) -> list[Run]:
-    """The runs that are not finished; the others are shown as done."""
+    """Return the runs that are not finished, and show the others as done.
+
+    Args:
+        runs: All runs of the study.
+        place: Folder of the study.
+        board: Display of the states.
+        pictures: Whether a finished run must have saved what a report shows of its embedding.
+    """
     todo = []
     for run in runs:
         if finished(place, run.config.run_id, pictures=pictures):
@@ -132,7 +140,12 @@ def begin(runs: list[Run], place: str, board: Board, *, pictures: bool) -> list[
 
 
 def save_run_labels(runs: list[Run], place: str) -> None:
-    """Leave what the grid calls its runs, for the report; beside what was there of another grid."""
+    """Add the grid's labels of the runs to `study.json`, for the report.
+
+    Args:
+        runs: Runs of the grid.
+        place: Folder of the study.
+    """
     try:
         before = json.loads(read(place, "study.json") or b"{}")
     except ValueError:
@@ -142,19 +155,21 @@ def save_run_labels(runs: list[Run], place: str) -> None:
 
 
 def _start(run: Run, place: str, *, gpu: str, threads: int, pictures: bool) -> _Child:
-    # The fork server has imported torch and nothing else, so that a process starts at once and shares nothing with other runs.
+    """Start the process of a run."""
+    # The fork server has only imported modules, so a process starts fast and shares nothing with other runs.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["unimetric.training.loop", "unimetric.analysis.gallery"])
     log = Path(place) / "logs" / f"{run.config.run_id}.txt"
-    process = context.Process(target=work_apart, args=(asdict(run.config), place, str(log), pictures, gpu, threads))
+    process = context.Process(target=work_apart, args=(asdict(run.config), place, str(log), pictures, gpu, threads, trusted()))
     logged = log.stat().st_size if log.exists() else 0
     process.start()
     return _Child(run, process, log, logged)
 
 
 def _stop(active: dict[str, _Child], board: Board) -> None:
+    """Stop the runs, and wait up to a minute until they have saved themselves."""
     for child in active.values():
-        child.process.terminate()  # harmless if the terminal's signal has reached the child already: it saves and stops
+        child.process.terminate()  # harmless if the child has received the terminal's signal
     end = time.monotonic() + 60
     for run_id, child in active.items():
         child.process.join(max(0.0, end - time.monotonic()))
@@ -166,7 +181,7 @@ def _peak(place: str, run_id: str) -> float:
     lines = (read(place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
     try:
         return float(json.loads(lines[-1]).get("peak_memory_gib", 0.0))
-    except (ValueError, IndexError, AttributeError):  # no line yet, or half of one
+    except (ValueError, IndexError, AttributeError):  # no line yet, or an incomplete one
         return 0.0
 
 

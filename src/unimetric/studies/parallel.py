@@ -80,7 +80,7 @@ class Slots:
         return min(PER_GPU if self.gpus else self.most, int(USABLE * free / need))
 
     def name_gpu(self, config: RunConfig, device: int) -> str:
-        """Return the GPU of a run for `CUDA_VISIBLE_DEVICES`, or an empty string if the run needs no choice."""
+        """Return the `CUDA_VISIBLE_DEVICES` of a run, or an empty string for the default."""
         if len(self.gpus) < 2 or device_count(config) > 1 or not on_gpu(config):
             return ""
         return self.gpus[device]

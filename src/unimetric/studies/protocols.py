@@ -1,4 +1,7 @@
-"""Check that configs and studies carry the settings of the paper that their header cites: `python -m unimetric.studies.protocols`."""
+"""Compare configs and studies with the settings of the papers that they cite.
+
+Run it with `python -m unimetric.studies.protocols`.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,7 @@ def wanted_settings(protocol: Protocol, path: Path, run: Run) -> dict[str, tuple
 
 
 def _by_argument(key: str, value: Any) -> dict[str, Any]:
-    """Separate a component into its name and its arguments, so that later entries can replace one argument."""
+    """Separate a component into its name and its arguments."""
     if key not in PARTS or not isinstance(value, str) or not value:
         return {key: value}
     call = parse(value)
@@ -147,7 +150,7 @@ def _by_argument(key: str, value: Any) -> dict[str, Any]:
 
 
 def deviations(path: Path, protocols: Iterable[Protocol]) -> Iterator[Deviation]:
-    """Yield every setting of a config or study that differs from the papers that its header cites."""
+    """Yield the settings of a config or study that differ from the papers in its header."""
     header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.startswith("#"))
     cited = [protocol for protocol in protocols if any(text in header for text in protocol.cited)]
     if not cited:

@@ -1,4 +1,4 @@
-"""Search files: settings with names in their texts, and the range of each name."""
+"""Search files: settings with `{names}` in them, and the range of each name."""
 
 from __future__ import annotations
 
@@ -24,31 +24,35 @@ def read_any(path: str | Path, /, **overrides: Any) -> list[Run]:
 
 
 def is_grid(path: str | Path) -> bool:
-    """Whether a file holds several runs, or a search, rather than one run."""
+    """Return whether a file defines several runs or a search, not one run."""
     settings = read_settings(path)
     return "search" in settings or any(is_axis(key, value) for key, value in settings.items())
 
 
-_PLACE = re.compile(r"\{(\w+)\}")
+_NAME = re.compile(r"\{(\w+)\}")
 
 
 def read_search(path: str | Path, /, **overrides: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The settings with names in their texts, and the range of each name; they must be the same names."""
+    """Read the settings of a search file, and the range of each name.
+
+    Both must have the same names.
+    """
     settings = read_settings(path) | overrides
     ranges = settings.pop("search", {})
     if not isinstance(ranges, dict):
-        raise UnimetricError(f"{path}: `search` is no table", "write `[search]` with `name = {low = 0.1, high = 1.0}`")
+        raise UnimetricError(f"{path}: `search` must be a table", "write `[search]` with `name = {low = 0.1, high = 1.0}`")
     wanted = {name for value in settings.values() for name in _names(value)}
     if not wanted:
         raise UnimetricError(
-            f"{path}: nothing to search for", "write `{name}` in a text and `[search]` with `name = {low = 0.1, high = 1.0}`"
+            f"{path}: a search requires at least one `{{name}}`",
+            "write `{name}` in a setting and `[search]` with `name = {low = 0.1, high = 1.0}`",
         )
     for name in sorted(wanted ^ set(ranges)):
         known = ranges if name in wanted else wanted
         raise UnimetricError(f"{path}: `{name}` is in {'the settings' if name in wanted else '[search]'} only", closest(name, known))
     for name, limits in ranges.items():
         if not _is_range(limits):
-            raise UnimetricError(f"{path}: the range of `{name}` cannot be read", "write `{low = 0.1, high = 1.0}` or `{choices = [1, 2]}`")
+            raise UnimetricError(f"{path}: the range of `{name}` is not valid", "write `{low = 0.1, high = 1.0}` or `{choices = [1, 2]}`")
     return settings, ranges
 
 
@@ -76,11 +80,11 @@ def boundary_runs(path: str | Path, /, **overrides: Any) -> list[Run]:
 def _names(value: Any) -> list[str]:
     if isinstance(value, list):
         return [name for item in value for name in _names(item)]
-    return _PLACE.findall(value) if isinstance(value, str) else []
+    return _NAME.findall(value) if isinstance(value, str) else []
 
 
 def filled(settings: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Settings with values in the place of names. A text that is nothing but a name becomes the value itself.
+    """Replace names by values. A setting that consists of one name becomes the value itself.
 
     >>> filled({"loss": "margin(beta={beta})", "epochs": "{epochs}"}, {"beta": 0.6, "epochs": 3})
     {'loss': 'margin(beta=0.6)', 'epochs': 3}
@@ -91,7 +95,7 @@ def filled(settings: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
             return [fill(item) for item in value]
         if not isinstance(value, str):
             return value
-        alone = _PLACE.fullmatch(value)
-        return values[alone[1]] if alone else _PLACE.sub(lambda match: str(values[match[1]]), value)
+        alone = _NAME.fullmatch(value)
+        return values[alone[1]] if alone else _NAME.sub(lambda match: str(values[match[1]]), value)
 
     return {key: fill(value) for key, value in settings.items()}

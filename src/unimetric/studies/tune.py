@@ -1,9 +1,8 @@
-"""Search for good settings with Optuna, judged on validation classes that are taken from the training classes."""
+"""Hyperparameter search with Optuna, scored on held-out validation classes."""
 
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +17,74 @@ from unimetric.studies.ranges import filled, read_search
 
 
 def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 0, **overrides: Any) -> tuple[float, dict[str, Any]]:
-    """Try settings, the better ones' neighbourhood more and more often (Optuna's TPE sampler), and write the best to `OUT/best.toml`.
+    """Search hyperparameters with Optuna's TPE sampler, and write `OUT/best.toml`.
 
-    The value of a trial is the run's first metric on its validation classes. A search whose split has none is refused: test classes must
-    not choose settings. Runs are kept by their id, so that an interrupted search goes on and repeats nothing.
+    The score of a trial is the run's first metric on its validation classes. A split without validation classes raises an error,
+    because test classes must not select hyperparameters. Finished runs are reused by their id, so an interrupted search resumes.
 
     Args:
-        path: a run's TOML file with `{name}` in some texts, and a table `[search]` that gives each name `{low, high}`, with `log = true`
-            or `whole = true` if wished, or `{choices = [...]}`.
-        out: where run folders go.
-        trials: how many in all.
-        seed: of the search.
-        overrides: settings by name.
+        path: TOML file of a run with `{name}` in some settings, and a table `[search]` with a range per name: `{low, high}`,
+            optionally with `log = true` or `whole = true`, or `{choices = [...]}`.
+        out: Folder of the run folders.
+        trials: Total number of trials, including finished ones.
+        seed: Seed of the search.
+        overrides: Settings by name.
 
     Returns:
-        the best value, with a minus where lower is better, and what it was found at.
+        The best score, negated if lower is better, and its hyperparameters.
     """
     optuna = _optuna()
     settings, ranges = read_search(path, **overrides)
-    if not re.search(r"validation\s*=\s*(?!0\b(?!\.)|0\.0*\b(?!\d)|False)", str(settings.get("split", "standard"))):
-        raise UnimetricError(
-            f"{path}: the split `{settings.get('split', 'standard')}` has no validation classes to choose settings on",
-            "write `split = 'standard(validation=0.2)'`",
-        )
     first = {name: limits["choices"][0] if "choices" in limits else limits["low"] for name, limits in ranges.items()}
-    for name, limits in ranges.items():  # all of them now, or a misspelt one would end the search when its turn comes
+    split = filled(settings, first).get("split", "standard")
+    if not has_validation(str(split)):
+        raise UnimetricError(f"{path}: the split `{split}` has no validation classes", "use `split = 'standard(validation=0.2)'`")
+    for name, limits in ranges.items():  # check every choice before the first trial
         for value in limits.get("choices", ()):
             from_settings(filled(settings, first | {name: value}), str(path))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    place = Path(out)
+    folder = Path(out)
 
-    # Asked one after another from the same seed, the sampler proposes the same settings again after an interruption.
+    # With one seed and one trial at a time, the sampler proposes the same settings again after an interruption.
     for _ in range(trials):
         trial = search.ask()
         values = {name: _suggest(trial, name, limits) for name, limits in ranges.items()}
         config = from_settings(filled(settings, values), str(path))
-        states = study([Run(config, {name: _short(value) for name, value in values.items()})], place, quiet=False)
+        states = study([Run(config, {name: _short(value) for name, value in values.items()})], folder, quiet=False)
         if states[config.run_id] == "done":
-            search.tell(trial, trial_score(place / config.run_id))
+            search.tell(trial, trial_score(folder / config.run_id))
         else:
             search.tell(trial, state=optuna.trial.TrialState.FAIL)
     if not [trial for trial in search.trials if trial.state == optuna.trial.TrialState.COMPLETE]:
-        raise UnimetricError(f"{path}: every trial failed", f"see {place / 'logs'}")
+        raise UnimetricError(f"{path}: every trial failed", f"see {folder / 'logs'}")
     best = from_settings(filled(settings, search.best_params), str(path))
-    write_text(place / "best.toml", best.dump())
+    write_text(folder / "best.toml", best.dump())
     return search.best_value, search.best_params
 
 
 def trial_score(folder: Path) -> float:
-    """The first metric of a finished run on its validation classes, at its best epoch; with a minus where lower is better."""
+    """Return the score of a finished run: its first metric on the validation classes.
+
+    The score is that of the best epoch, negated if lower is better.
+    """
     line = read_done(folder)
     if not any(key.startswith("validation/") for key in line):
-        raise UnimetricError(f"{folder}: was not measured on validation classes", "write `split = 'standard(validation=0.2)'`")
+        raise UnimetricError(f"{folder}: has no results on validation classes", "use `split = 'standard(validation=0.2)'`")
     return score(load(folder / "config.toml").metrics[:1], line, "validation")
 
 
+def has_validation(text: str) -> bool:
+    """Return whether the spec string of a split holds out validation classes.
+
+    >>> has_validation("standard(validation=0.2)"), has_validation("standard(validation=0)"), has_validation("standard")
+    (True, False, False)
+    """
+    return bool(parse(text).named.get("validation"))
+
+
 def without_validation(text: str) -> str:
-    """A split whose validation classes are trained on, too: what the settings that were found are for.
+    """Remove the validation classes from the spec string of a split.
 
     >>> without_validation("standard(validation=0.2)")
     'standard'
@@ -101,4 +110,4 @@ def _optuna() -> Any:
     try:
         return importlib.import_module("optuna")
     except ModuleNotFoundError:
-        raise UnimetricError("`unimetric tune` needs Optuna, which is not installed", "pip install 'unimetric[tune]'") from None
+        raise UnimetricError("`unimetric tune` requires Optuna, which is not installed", "pip install 'unimetric[tune]'") from None

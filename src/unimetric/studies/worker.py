@@ -1,40 +1,49 @@
-"""One run of a study, in a process of its own: a crash takes this run with it and no other."""
+"""One run of a study in a separate process, so that a crash does not affect other runs."""
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unimetric.config import from_settings
+from unimetric.config import RunConfig, from_settings
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.runs.storage import Mirror, on_disk, pull
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+from unimetric.spec import trusting
 
-def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds: float = 30.0) -> None:
-    """Train a run, or go on with it, in `PLACE/<id>`.
+
+def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds: float = 30.0, trust: Sequence[str] = ()) -> None:
+    """Train or resume a run in `PLACE/<id>`.
 
     Args:
-        settings: of the run.
-        place: the study's folder, or where fsspec finds it.
-        pictures: write `gallery.npz`, too: what a report shows of the embedding.
-        seconds: between copies to a place that is no disk of this machine.
+        settings: Settings of the run.
+        place: Folder of the study, or its fsspec URL.
+        pictures: Whether to write `gallery.npz` for the report.
+        seconds: Time between copies to remote storage, in seconds.
     """
+    with trusting(*trust):
+        _work(from_settings(settings, "study"), place, pictures=pictures, seconds=seconds)
+
+
+def _work(config: RunConfig, place: str, *, pictures: bool, seconds: float) -> None:
     from unimetric.analysis.gallery import write_gallery
     from unimetric.training.loop import train
 
-    config = from_settings(settings, "study")
     folder = on_disk(place)
     if folder is not None:
-        with _alone(folder, config.run_id):
+        with _run_lock(folder, config.run_id):
             train(config, folder / config.run_id, quiet=True)
             if pictures and not (folder / config.run_id / "gallery.npz").exists():
                 write_gallery(folder / config.run_id)
@@ -49,15 +58,23 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
 
 
 @contextmanager
-def _alone(folder: Path, run_id: str) -> Iterator[None]:
-    """Two processes never work on one run: the second waits. A process that dies, however it dies, lets go."""
+def _run_lock(folder: Path, run_id: str) -> Iterator[None]:
+    """Wait until no other process works on the run, if the system supports locks.
+
+    A process that ends releases the lock.
+    """
+    if fcntl is None:
+        yield
+        return
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with open(folder / "logs" / f"{run_id}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool, gpu: str = "", threads: int = 0) -> None:
+def work_apart(
+    settings: dict[str, Any], place: str, log: str, pictures: bool, gpu: str = "", threads: int = 0, trust: Sequence[str] = ()
+) -> None:
     """Call `work` in a process that `multiprocessing` has started, with its output in a file.
 
     The run is saved and stopped when the parent process ends.
@@ -67,6 +84,7 @@ def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool, g
         log: File for the output.
         gpu: The one GPU that the run uses, as `CUDA_VISIBLE_DEVICES` names it. Empty for all.
         threads: Number of threads of torch. 0 for its default.
+        trust: Packages that the caller trusts; see `spec.trusting`.
     """
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -79,7 +97,7 @@ def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool, g
 
         torch.set_num_threads(threads)
     try:
-        work(settings, place, pictures=pictures)
+        work(settings, place, pictures=pictures, trust=trust)
     except UnimetricError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -89,7 +107,7 @@ def work_apart(settings: dict[str, Any], place: str, log: str, pictures: bool, g
 
 
 def _leave_with_parent() -> None:
-    """Ask this process to save and stop when its parent is gone, however it went."""
+    """Send this process the signal to save and stop when its parent ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

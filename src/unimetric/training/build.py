@@ -6,21 +6,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.foreign import completed
+from unimetric.kinds import Objective
 from unimetric.runs.model import Model, adapted, loss_of, loss_with_geometry
 from unimetric.spec import bind, create, find, parse, signature
 
 
-def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.Module:
-    """What the run minimises; it meets the model before either is moved to the device."""
+def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Objective:
+    """Build the objective of a run, and pass it the model. Call it before either moves to the device.
+
+    Args:
+        config: Settings of the run.
+        model: Model of the run.
+        num_classes: Number of training classes.
+
+    Raises:
+        UnimetricError: The components do not fit together.
+    """
     name = parse(loss_of(config)).name
     if config.miner and "." not in name and "miner" not in signature(find("losses", name)).parameters:
         raise UnimetricError(f"`miner = {config.miner!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
     torch.manual_seed(config.seed + 1)
-    objective = create(
+    objective: Objective = create(
         "objectives",
         config.objective,
         loss=config.loss,
@@ -32,35 +42,45 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> nn.
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    if hasattr(objective, "meet"):
-        objective.meet(model)
+    objective.meet(model)
     return objective
 
 
-def refuse_other_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
-    """Stop at a size that was written and that the run's own does not fit: torch would say so in the first step, or read what is not there.
+def check_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
+    """Check the sizes that the settings write out: `features` of the head, `num_classes` and `dim` of the loss.
+
+    Third-party components are skipped, because their arguments may have other meanings.
 
     Args:
-        config: its head and loss.
-        model: as `build_model` makes it.
-        num_classes: to train on.
+        config: Settings of the run.
+        model: Model of the run.
+        num_classes: Number of training classes.
+
+    Raises:
+        UnimetricError: A size differs from that of the run.
     """
     known = {"num_classes": num_classes, "dim": model.dim, "features": model.channels}
-    for kind, text in (("heads", config.head), ("losses", loss_of(config))):
+    for kind, text, keys in (("heads", config.head, ("features",)), ("losses", loss_of(config), ("num_classes", "dim"))):
         if "." in parse(text).name:
-            continue  # code outside may mean something else by these words
+            continue
         written = bind(kind, text, **({"features": model.channels} if kind == "heads" else known))[1]
-        for key in ("features",) if kind == "heads" else ("num_classes", "dim"):
-            good = (model.dim, *model.dims) if key == "dim" else (known[key],)
-            if key in written and written[key] not in good and not (key == "num_classes" and written[key] > num_classes):
-                raise UnimetricError(f"`{text}`: `{key}` is {known[key]} in this run, not {written[key]}", f"leave `{key}` out")
+        for key in keys:
+            allowed = (model.dim, *model.dims) if key == "dim" else (known[key],)
+            more_classes = key == "num_classes" and written.get(key, 0) > num_classes
+            if key in written and written[key] not in allowed and not more_classes:
+                raise UnimetricError(f"`{key}` must be {known[key]} in this run, got {written[key]} in `{text}`", f"leave `{key}` out")
 
 
-def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: RunConfig, model: Model, objective: Objective) -> torch.optim.Optimizer:
     """Build the optimizer, with groups for the backbone, the head and the modules of the objective.
 
-    A module of the objective may set its learning rate by `lr`, and other options by `group`. Its weight decay is 0 unless `group` sets
-    it, as in Roth et al. 2020. Modules with the same options share a group. Modules with `own_step` are left to the objective.
+    Args:
+        config: Settings of the run.
+        model: Model of the run, on its device.
+        objective: Objective of the run. Its method `groups` defines its groups.
+
+    Raises:
+        UnimetricError: Nothing is trainable, or the optimizer rejects its arguments.
     """
     part, arguments = bind("optimizers", config.optimizer)
     lr = arguments.get("lr", signature(part).parameters["lr"].default)
@@ -69,36 +89,36 @@ def build_optimizer(config: RunConfig, model: Model, objective: nn.Module) -> to
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if parameters:
             groups.append({"name": name, "params": parameters, "lr": rate})
-    alike: dict[str, dict[str, Any]] = {}
-    apart = {id(parameter) for module in objective.modules() if getattr(module, "own_step", False) for parameter in module.parameters()}
-    for name, module in objective.named_modules():
-        parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad and id(parameter) not in apart]
-        if parameters:
-            options = {"lr": getattr(module, "lr", lr), "weight_decay": 0.0} | getattr(module, "group", {})
-            # Those with the same options share a group: each one is a round of launches at every step.
-            group = alike.setdefault(repr(sorted(options.items())), {"name": name or "objective", "params": [], **options})
-            group["params"] += parameters
-    groups += alike.values()
-    if not groups or (config.warmup_epochs and groups[0]["name"] == "backbone" and len(groups) == 1):
+    groups += objective.groups(lr)
+    if not groups:
+        raise UnimetricError("neither head nor loss has anything to learn", "use a head with weights, such as `linear`")
+    if config.warmup_epochs and [group["name"] for group in groups] == ["backbone"]:
         raise UnimetricError(
-            "neither head nor loss has anything to learn" + (f" in `warmup_epochs = {config.warmup_epochs}`" if groups else ""),
-            "write `warmup_epochs = 0`" if groups else "choose a head with weights, such as `linear`",
+            f"neither head nor loss has anything to learn in `warmup_epochs = {config.warmup_epochs}`", "use `warmup_epochs = 0`"
         )
     try:
         return part(groups, **arguments)
-    except ValueError as error:  # such as torch's about a rate below zero
+    except ValueError as error:  # such as torch's for a negative learning rate
         raise UnimetricError(f"`optimizer = {config.optimizer!r}`: {error}", "check its arguments") from None
 
 
 def check_fit(config: RunConfig, place: str) -> None:
-    """Build everything that needs no picture and no weights: a miner that does not fit the loss is found before anything is fetched."""
+    """Check that the components of a run fit together, without images and without pretrained weights.
+
+    Args:
+        config: Settings of the run.
+        place: Name of the settings in errors.
+
+    Raises:
+        UnimetricError: A component is missing or does not fit.
+    """
     labels = np.repeat(np.arange(config.batch_size), 2)
     try:
         part, arguments = bind("backbones", config.backbone)
         for key, nothing in (("pretrained", False), ("weights", "")):
             if key in signature(part).parameters:
                 arguments[key] = nothing
-        backbone = adapted(part(**arguments), config)
+        backbone = adapted(completed("backbones", part(**arguments)), config)
         model = Model(backbone, create("heads", config.head, features=backbone.channels))
         build_objective(config, model, num_classes=config.batch_size)
         create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)

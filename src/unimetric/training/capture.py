@@ -1,16 +1,21 @@
-"""A loss, compiled: its value and its gradient as one graph.
+"""Compiled losses: the value and the gradient as one graph.
 
-    minimise = compiled(create("losses", "margin", num_classes=100, dim=128))
-    minimise(embeddings, labels).backward()
+    minimize = compiled(create("losses", "margin", num_classes=100, dim=128))
+    minimize(embeddings, labels).backward()
 
-A hundred embeddings are compared in some hundred microseconds. Two graphs, one forwards and one backwards, spend as much again on being
-called and on handing matrices from one to the other. What is minimised is a single number, and its gradient is known up to a factor as
-soon as the number is: here one graph gives both, and the backward pass only multiplies.
+Comparing a hundred embeddings takes some hundred microseconds. Two graphs, forward and backward, take
+as long again for their calls and for passing matrices. A loss is a single number, so its gradient is
+known up to a factor as soon as the value is. Here one graph computes both, and the backward pass only
+multiplies.
+
+This uses private functions of inductor. If one of them fails, for example after an update of torch,
+the loss is compiled the usual way, or runs uncompiled, and a warning says so once.
 """
 
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,36 +27,63 @@ from unimetric.errors import UnimetricError
 
 
 def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph: bool = True) -> Any:
-    """A loss or an objective, called as before, and compiled for every shape that it meets.
+    """Compile a loss or an objective, for every shape that it is called with.
 
     Args:
-        module: what is minimised.
-        device: where it is.
-        fullgraph: refuse what cannot be captured as a whole.
+        module: Loss or objective.
+        device: Device of its inputs.
+        fullgraph: Whether a module that cannot be captured as a whole raises an error.
+
+    Returns:
+        A module that is called like the original one.
     """
-    # Static, since else a float that changes becomes a number to fetch.
+    # Static shapes: otherwise a float that changes becomes a tensor to read back.
     if torch.device(device).type == "cpu":
-        # The calls between the kernels are compiled as well, and a mask that costs thirty operations is still made wherever it is read:
-        # truths that are stored are read number by number.
+        # Compile the calls between kernels as well. Recompute masks of up to fifty operations where they are read, because stored
+        # truth values are read one by one.
         options: dict[str, Any] = {"cpp_wrapper": True, "realize_opcount_threshold": 50}
         return torch.compile(module, fullgraph=fullgraph, dynamic=False, backend=with_gradient, options=options)
-    # A hundred small kernels or several: as one CUDA graph the host launches them at once, and does not fall behind the device.
+    # As one CUDA graph, a hundred small kernels are launched at once, and the host does not fall behind the device.
     return torch.compile(module, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
 
 
 def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """A backend of torch.compile: inductor, given the number that a graph makes and its gradient as one graph.
+    """Compile a graph with inductor, its value and gradient together. This is a backend of `torch.compile`.
 
-    Whatever makes something else than one number, or is captured under autocast, inductor gets as it is: forwards and backwards apart.
+    A graph that returns anything but one number, or that was captured under autocast, is compiled as
+    it is: forward and backward apart.
 
     Args:
-        graph: what was captured.
-        inputs: what it was captured with.
-        options: inductor's.
+        graph: Captured graph.
+        inputs: Inputs that it was captured with.
+        options: Options of inductor.
     """
-    fakes: list[Any] = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
-    if not _one_number(graph) or not all(isinstance(fake, Tensor) for fake in fakes) or torch.is_autocast_enabled(fakes[0].device.type):
+    try:
+        fakes: list[Any] = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+        usual = not _one_number(graph) or not all(isinstance(fake, Tensor) for fake in fakes)
+        if not usual and not torch.is_autocast_enabled(fakes[0].device.type):
+            return _compile_joint(graph, fakes, options)
+    except Exception as error:  # whatever a changed private function raises
+        _warn_once("value and gradient cannot be compiled as one graph", error)
+    try:
         return _inductor(graph, list(inputs), options)
+    except (ImportError, AttributeError, TypeError) as error:  # the function is gone, or takes other arguments
+        _warn_once("inductor cannot be called, so that losses run uncompiled", error)
+        return graph
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(problem: str, error: Exception) -> None:
+    if problem not in _warned:
+        _warned.add(problem)
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        warnings.warn(f"{problem} with torch {torch.__version__} ({reason}); results stay the same, but are slower", stacklevel=2)
+
+
+def _compile_joint(graph: fx.GraphModule, fakes: list[Any], options: dict[str, Any] | None) -> Callable[..., Any]:
+    """Compile a graph that returns one number together with its gradient."""
     wanted = [place for place, fake in enumerate(fakes) if fake.requires_grad]
     reached: list[int] = []
 
@@ -60,7 +92,7 @@ def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict
         with torch.enable_grad():
             (value,) = graph(*leaves)
         slopes = torch.autograd.grad(value, [leaves[place] for place in wanted], allow_unused=True)
-        # A parameter without a part in the value gets no gradient: zeros would let an optimiser decay it.
+        # A parameter that does not affect the value gets no gradient: with zeros, an optimizer would decay it.
         reached[:] = [place for place, slope in zip(wanted, slopes, strict=True) if slope is not None]
         return value.detach(), *(slope for slope in slopes if slope is not None)
 
@@ -73,7 +105,7 @@ def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict
         run = _inductor(joint, [fake.detach() for fake in fakes], options)
 
     class Known(torch.autograd.Function):
-        """The number, and the gradient that came with it."""
+        """The value, and the gradient that was computed with it."""
 
         @staticmethod
         def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -83,7 +115,7 @@ def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict
 
         @staticmethod
         def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-            if torch.is_grad_enabled():  # the slopes would pass for constants
+            if torch.is_grad_enabled():  # the saved slopes would count as constants
                 raise UnimetricError("a compiled loss has no gradient of its gradient", "call the loss itself instead")
             found: list[Tensor | None] = [None] * len(fakes)
             for place, slope in zip(reached, ctx.saved_tensors, strict=True):
@@ -100,7 +132,7 @@ def _one_number(graph: fx.GraphModule) -> bool:
 
 
 def _count_in_32_bits(graph: fx.GraphModule) -> None:
-    """Compare labels by halves, and count in int32: in inductor's loops any wider mask, or sum of truths, goes number by number."""
+    """Compare labels by halves, and count in int32: inductor does not vectorize wider masks and sums of truth values."""
     aten, convert, nodes = torch.ops.aten, torch.ops.prims.convert_element_type.default, graph.graph
 
     def half(labels: fx.Node, shift: int) -> fx.Node:
@@ -131,7 +163,10 @@ def _count_in_32_bits(graph: fx.GraphModule) -> None:
 
 
 def _add_rows(graph: fx.GraphModule) -> None:
-    """Add the gradients of chosen rows row by row: inductor adds them number by number, each under a lock. Rows in order are the matrix."""
+    """Add the gradients of selected rows row by row: inductor adds entries one by one, each under a lock.
+
+    All rows in order are replaced by the matrix itself.
+    """
     aten, nodes = torch.ops.aten, graph.graph
 
     def in_order(index: fx.Node, rows: int) -> bool:
@@ -159,7 +194,7 @@ def _add_rows(graph: fx.GraphModule) -> None:
 
 
 def _make_once(graph: fx.GraphModule) -> None:
-    """Make a gradient before it is added to its own transpose: else each entry, and all that leads to it, is made twice."""
+    """Store a gradient before it is added to its transpose: otherwise each entry is computed twice."""
     import torch._inductor.inductor_prims  # makes the operator known
 
     aten, nodes = torch.ops.aten, graph.graph
@@ -174,15 +209,15 @@ def _make_once(graph: fx.GraphModule) -> None:
 
 
 def _read(node: fx.Node) -> Any:
-    """A node's arguments, which are whatever its operator takes."""
+    """Return the arguments of a node, whose types depend on its operator."""
     return node.args
 
 
 def _turn_right_sides(graph: fx.GraphModule) -> None:
-    """Copy a transposed right side of a product into rows, while it is made anyway.
+    """Copy a transposed right side of a product into rows.
 
-    On ARM torch sends `a @ b.T` to oneDNN and all other products to BLAS, which takes half the time for a hundred rows and as
-    long for seven hundred.
+    On ARM, torch computes `a @ b.T` with oneDNN and all other products with BLAS. BLAS takes half the
+    time for a hundred rows, and the same time for seven hundred.
     """
     import torch._inductor.inductor_prims  # makes the operator known
 

@@ -1,7 +1,8 @@
-"""Save everything that a run needs to resume, in one safetensors file. It contains no code, and is written atomically."""
+"""Checkpoints: everything that a run needs to resume, in one safetensors file, written atomically."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,80 @@ from torch import Tensor
 
 from unimetric.errors import UnimetricError
 from unimetric.runs.weights import read_tensors, write_tensors
+from unimetric.training.progress import Progress
+from unimetric.training.state import TrainingState, embed_rows
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def resume(state: TrainingState, folder: Path) -> Progress:
+    """Load the checkpoint of a run folder into the state, if there is one, and fill the sampler's memory.
+
+    Args:
+        state: State of the run.
+        folder: Run folder.
+
+    Returns:
+        The position of the run.
+    """
+    path = folder / CHECKPOINT
+    resumed = path.exists()
+    if state.sampler.needs_embeddings and resumed:  # restoring only needs a buffer of the right shape
+        state.sampler.fill(torch.zeros(len(state.labels), state.bare.dim, device=state.fabric.device))
+    elif state.sampler.needs_embeddings:
+        state.sampler.fill(embed_rows(state, state.split.train))
+    if not resumed:
+        return Progress()
+    notes = restore(path, parts=state.parts, optimizers=state.optimizers, precision=state.fabric.strategy.precision)
+    known = {key: notes[key] for key in Progress().notes() if key in notes}  # old checkpoints have no `variants`
+    progress = Progress(**known, resumed=True)
+    state.display.line(f"resuming after epoch {progress.epoch}, step {progress.step}")
+    return progress
+
+
+def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> None:
+    """Write the checkpoint of a run folder. All ranks must call it.
+
+    Args:
+        state: State of the run.
+        folder: Run folder.
+        progress: Position of the run.
+    """
+    fabric = state.fabric
+    if fabric.global_rank == 0:
+        save(
+            folder / CHECKPOINT,
+            parts=state.parts,
+            optimizers=state.optimizers,
+            progress=progress.notes(),
+            precision=fabric.strategy.precision,
+        )
+    fabric.barrier()
+
+
+def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None:
+    """Write the weights of the best epoch.
+
+    Args:
+        state: State of the run.
+        folder: Run folder.
+        line: Log line of the epoch.
+    """
+    notes: dict[str, Any] = {"metrics": line}
+    if state.config.adapter:
+        notes["backbone"] = state.config.backbone
+    write_tensors(folder / "model.safetensors", state.trained.state_dict(), notes)
 
 
 def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any], precision: Any | None = None) -> None:
     """Write a checkpoint.
 
     Args:
-        path: the file.
-        parts: whatever has a `state_dict()` of tensors: model, objective, sampler.
-        optimizers: their moments go in as tensors, their groups' numbers as a note.
-        progress: where the run stands; plain numbers and texts.
-        precision: Fabric's plugin; that of `16-mixed` has a state, the scale of the loss, which is plain numbers.
+        path: File to write.
+        parts: Objects with a `state_dict()` of tensors: model, objective, sampler.
+        optimizers: Optimizers by name. Their tensors are stored as tensors, their numbers as a note.
+        progress: Position of the run, as numbers and text.
+        precision: Precision plugin of Fabric. The one of `16-mixed` has a state, the scale of the loss.
     """
     tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
     groups: dict[str, Any] = {}
@@ -42,42 +106,65 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
 
 
 def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], precision: Any | None = None) -> dict[str, Any]:
-    """Read a checkpoint back into what `save` was given; returns the progress."""
+    """Load a checkpoint into the objects that `save` received.
+
+    Args:
+        path: File to read.
+        parts: Objects with a `load_state_dict()`.
+        optimizers: Optimizers by name.
+        precision: Precision plugin of Fabric.
+
+    Returns:
+        The position of the run.
+
+    Raises:
+        UnimetricError: The checkpoint is not one of these objects.
+    """
     tensors, notes = read_tensors(path)
     try:
-        if precision is not None and notes.get("scale"):  # older checkpoints have none, and most precisions have nothing in it
+        if precision is not None and notes.get("scale"):  # old checkpoints and most precisions have none
             precision.load_state_dict(notes["scale"])
-        return _restored(tensors, notes, parts, optimizers)
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # other shapes, other parts, altered notes
+        return _restore_all(tensors, notes, parts, optimizers)
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # other shapes or parts, altered notes
         reason = (str(error) or type(error).__name__).splitlines()[-1].strip()
         raise UnimetricError(
             f"{path}: does not fit the run any more: {reason}",
-            "its dataset has changed since, or its settings were edited; remove the file to begin anew",
+            "the dataset or the settings have changed; remove the file to restart from scratch",
         ) from error
 
 
-def _restored(tensors: dict[str, Tensor], notes: dict[str, Any], parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
+def _restore_all(tensors: dict[str, Tensor], notes: dict[str, Any], parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
     for name, part in parts.items():
-        part.load_state_dict({key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")})
+        part.load_state_dict(dict(_under(tensors, name)))
     for name, optimizer in optimizers.items():
-        owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        moments: dict[int, dict[str, Any]] = {}
-        for place, values in notes["numbers"].items():
-            owner, _, index = place.partition("/")
-            if owner == name:
-                moments.setdefault(int(index), {}).update(values)
-        for place, value in tensors.items():
-            owner, *index_and_key = place.split("/")
-            if owner == name:
-                index, key = int(index_and_key[0]), index_and_key[1]
-                if value.shape == owners[index].shape:  # a fused optimiser wants moments laid out as their weights, channels last on a GPU
-                    value = torch.empty_like(owners[index], dtype=value.dtype, device=value.device).copy_(value)
-                moments.setdefault(index, {})[key] = value
+        moments = _read_moments(tensors, notes, name, optimizer)
         optimizer.load_state_dict({"state": moments, "param_groups": notes["groups"][name]})
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
     progress = notes["progress"]
     if not all(isinstance(progress.get(key, 0), int) and progress.get(key, 0) >= 0 for key in ("epoch", "step")):
-        raise ValueError("it says no epoch and step to go on from")
+        raise ValueError("`epoch` and `step` must be integers of at least 0")
     return progress
+
+
+def _read_moments(tensors: dict[str, Tensor], notes: dict[str, Any], name: str, optimizer: Any) -> dict[int, dict[str, Any]]:
+    """Return the state of an optimizer by the index of the parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments: dict[int, dict[str, Any]] = {}
+    for index, numbers in _under(notes["numbers"], name):
+        moments.setdefault(int(index), {}).update(numbers)
+    for location, value in _under(tensors, name):
+        index, key = location.split("/")
+        parameter = parameters[int(index)]
+        if value.shape == parameter.shape:  # a fused optimizer requires the memory format of the parameter
+            value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+        moments.setdefault(int(index), {})[key] = value
+    return moments
+
+
+def _under(items: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the items whose key starts with `NAME/`, without that prefix."""
+    for key, value in items.items():
+        if key.startswith(f"{name}/"):
+            yield key.removeprefix(f"{name}/"), value

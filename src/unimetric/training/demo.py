@@ -1,4 +1,4 @@
-"""Two minutes that show the whole road: letters in, an embedding out, measured on letters it never saw."""
+"""The two-minute demo: train on letters, and evaluate on other letters."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ SETTINGS: dict[str, Any] = {
 
 
 def demo(folder: Path) -> dict[str, float]:
-    """Train on half of the characters, test on the other half, and say what to type next.
+    """Train on half of the characters, test on the other half, and print the next commands.
 
     Args:
-        folder: the run folder; an interrupted demo goes on in it.
+        folder: Run folder. An unfinished demo there is resumed.
 
     Returns:
-        recall@1 before and after.
+        Recall@1 `before` and `after` training.
     """
-    print("Characters of eight scripts, drawn from the typefaces on this machine. Half of them are never shown in training.")
+    print("Images of characters of eight scripts, drawn with the fonts of this machine. Half of the characters are test classes.")
     best = train(load(**SETTINGS), folder)
     untrained = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     before, after = untrained["test/recall(k=1)"], best["test/recall(k=1)"]
     print(f"""
-The nearest neighbour of a character never seen is the same character:
-  untrained   {100 * before:5.1f} % of the time
-  trained     {100 * after:5.1f} %   ({after / before:.1f} times as often)
+Recall@1 on characters that were not in training (the nearest neighbor is the same character):
+  before training   {100 * before:5.1f} %
+  after training    {100 * after:5.1f} %   ({after / before:.1f} times as often)
 
 Next:
   unimetric evaluate {folder} --metrics "recall(k=1); recall(k=10); nmi; map_at_r" --explain
   unimetric list losses
   unimetric train glyphs_margin "loss=multi_similarity" miner= --out runs/multi_similarity
-  unimetric pack "folder(root='my/pictures')" --out mine.pack        # a folder with one sub-folder a class
+  unimetric pack "folder(root='my/images')" --out mine.pack        # a folder with one subfolder per class
   unimetric train glyphs_margin "dataset=pack(path='mine.pack')" "transform=base(size=64, resize=72)" --out runs/mine""")
     return {"before": before, "after": after}

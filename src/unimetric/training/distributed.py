@@ -1,4 +1,4 @@
-"""Over several devices every rank sees the whole batch: the same loss, and the same proxies, everywhere."""
+"""Gather the outputs of several ranks, so that each rank computes the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from typing import Any
 
 from torch import Tensor
 
-from unimetric.objectives import Output
+from unimetric.kinds import Output
 from unimetric.runs.device import Fabric
 
 
-def gathered(fabric: Fabric, output: Output, reads: tuple[str, ...]) -> Output:
-    """The output of all ranks' shares of a batch, in rank order, with gradient.
+def gather(fabric: Fabric, output: Output, reads: tuple[str, ...]) -> Output:
+    """Join the outputs of all ranks, in rank order and with gradient.
 
     Args:
-        fabric: of the run.
-        output: of this rank's pictures.
-        reads: which of "tokens" and "images" the objective uses beside embeddings and branches; the others stay this rank's own.
+        fabric: Fabric of the run.
+        output: Output of this rank's slice of the batch.
+        reads: Which of "tokens" and "images" the objective uses. Embeddings and branches are always
+            gathered; anything else stays this rank's slice.
     """
     if fabric.world_size == 1:
         return output
 
-    def whole(tensor: Tensor, gradient: bool = True) -> Tensor:
-        every: Any = fabric.all_gather(tensor, sync_grads=gradient)
-        return every.flatten(0, 1)
+    def join(tensor: Tensor, gradient: bool = True) -> Tensor:
+        ranks: Any = fabric.all_gather(tensor, sync_grads=gradient)
+        return ranks.flatten(0, 1)
 
-    embeddings = whole(output.embeddings)
-    pictures = "images" in reads
-    return Output(
-        embeddings,
-        whole(output.tokens) if "tokens" in reads else output.tokens,
-        whole(output.images, False) if pictures else output.images,
-        (embeddings,) if len(output.branches) == 1 else tuple(map(whole, output.branches)),
-        tuple(whole(view, False) for view in output.views) if pictures else output.views,
-    )
+    embeddings = join(output.embeddings)
+    tokens, images, views = output.tokens, output.images, output.views
+    if "tokens" in reads:
+        tokens = join(tokens)
+    if "images" in reads:
+        images = join(images, False)
+        views = tuple(join(view, False) for view in views)
+    branches = (embeddings,) if len(output.branches) == 1 else tuple(map(join, output.branches))
+    return Output(embeddings, tokens, images, branches, views)

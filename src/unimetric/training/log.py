@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl`, loggers, and lines for people."""
+"""The log of a run: `metrics.jsonl`, Lightning's loggers, and lines on the terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.runs.device import CSVLogger, TensorBoardLogger
+from unimetric.runs.device import CSVLogger, Fabric, TensorBoardLogger
+from unimetric.training.state import TrainingState, count_per_dataset, evaluate_splits
 
 
 def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> float:
-    """The sum of losses, which must be a number."""
+    """Return the sum of the losses of an epoch; raise an error if it is not finite.
+
+    Args:
+        total: Sum of the losses.
+        epoch: Index of the epoch.
+        step: Index of its last step.
+        folder: Run folder, for the error.
+    """
     if math.isfinite(total):
         return total
     raise UnimetricError(
-        f"{folder}: the loss is not finite any more (epoch {epoch + 1}, by step {step}); the last good checkpoint is kept",
+        f"{folder}: the loss is not finite in epoch {epoch + 1}, at or before step {step}; the last checkpoint is unchanged",
         "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
     )
 
@@ -27,7 +37,7 @@ def format_log_line(line: dict[str, Any], epochs: int) -> str:
     """Format a line of `metrics.jsonl` for the terminal."""
     words = [f"epoch {line['epoch']:>3}/{epochs}"]
     if "loss" in line:
-        words += [f"loss {line['loss']:.4f}", f"{line['pictures_per_second']:,.0f} pictures/s"]
+        words += [f"loss {line['loss']:.4f}", f"{line['pictures_per_second']:,.0f} images/s"]
     if "peak_memory_gib" in line:
         words.append(f"{line['peak_memory_gib']:.1f} GiB")
     words += [f"{key} {value:.4f}" for key, value in main_metrics(line).items()]
@@ -59,7 +69,15 @@ def variant_lines(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def open_logger(config: RunConfig, folder: Path) -> Any:
-    """Lightning's logger of that name, writing into the run folder."""
+    """Open the logger that the settings name. It writes to the run folder.
+
+    Args:
+        config: Settings of the run.
+        folder: Run folder.
+
+    Returns:
+        A logger of Lightning, or None.
+    """
     try:
         if config.logger == "tensorboard":
             return TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
@@ -81,32 +99,33 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
 
 
 class Log:
-    """`metrics.jsonl`, and the logger beside it. Lines of epochs that are about to be done again are dropped.
+    """`metrics.jsonl` and the loggers of Fabric. Lines of epochs that will be repeated are removed.
 
     Args:
-        folder: the run folder.
-        fabric: whose loggers get the same numbers.
-        upto: the last epoch whose line stays; -1 drops them all.
+        folder: Run folder.
+        fabric: Fabric of the run. Its loggers receive the same values.
+        upto: Last epoch whose line stays; -1 removes all lines.
     """
 
-    def __init__(self, folder: Path, fabric: Any, *, upto: int) -> None:
+    def __init__(self, folder: Path, fabric: Fabric, *, upto: int) -> None:
         self.path, self.fabric = folder / "metrics.jsonl", fabric
-        if fabric.global_rank == 0:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
-            kept = [line for line in lines if _epoch(line) <= upto]
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
-            if any(isinstance(logger, CSVLogger) for logger in fabric.loggers):  # it begins its file anew
-                for line in kept:
-                    self._tell(json.loads(line))
+        if fabric.global_rank != 0:
+            return
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
+        valid = [line for line in lines if _epoch(line) <= upto]
+        write_text(self.path, "".join(f"{line}\n" for line in valid))
+        if any(isinstance(logger, CSVLogger) for logger in fabric.loggers):  # it truncates its file
+            for line in valid:
+                self._send(json.loads(line))
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add a line."""
+        """Append a line."""
         if self.fabric.global_rank == 0:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        self._tell(line)
+        self._send(line)
 
-    def _tell(self, line: dict[str, Any]) -> None:
+    def _send(self, line: dict[str, Any]) -> None:
         self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
 
 
@@ -114,4 +133,56 @@ def _epoch(line: str) -> float:
     try:
         return float(json.loads(line)["epoch"])
     except (ValueError, KeyError, TypeError):
-        return math.inf  # the line that was being written when the power went
+        return math.inf  # a line that was not written completely
+
+
+def log_starting_point(state: TrainingState, log: Log) -> None:
+    """Print the sizes of the run, evaluate the model before the first step, and log both.
+
+    Args:
+        state: State of the run.
+        log: Log of the run.
+    """
+    config, display = state.config, state.display
+    test_classes = len(np.unique(state.table.labels[state.split.test]))
+    display.line(
+        f"run {config.run_id}: {len(state.labels):,} training images of {state.labels.max() + 1:,} classes, "
+        f"{len(state.split.test):,} test images of {test_classes:,} classes ({state.fabric.device})"
+    )
+    line: dict[str, Any] = {"epoch": 0}
+    for name, (images, classes) in count_per_dataset(state.table, state.split).items():
+        display.line(f"  {name}: {images:,} training images of {classes:,} classes")
+        line |= {f"pictures of {name}": images, f"classes of {name}": classes}
+    if config.evaluate_every:
+        line |= evaluate_splits(state)
+        display.line(format_log_line(line, config.epochs))
+    if len(line) > 1:
+        log.write(line)
+
+
+def write_skipped(state: TrainingState, folder: Path) -> None:
+    """Write the paths of skipped images to `skipped.txt`, and print them.
+
+    Args:
+        state: State of the run.
+        folder: Run folder.
+    """
+    lines = [f"{path}: {reason}" for path, reason in state.skipped]
+    write_text(folder / "skipped.txt", "".join(f"{line}\n" for line in lines))
+    for line in lines:
+        state.display.line(f"skipped {line}")
+
+
+def finish(fabric: Fabric, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Close the loggers, write `done`, and return the result.
+
+    Args:
+        fabric: Fabric of the run.
+        folder: Run folder.
+        result: Log line of the best epoch.
+    """
+    for logger in fabric.loggers:
+        logger.finalize("success")
+    if fabric.global_rank == 0:
+        write_text(folder / "done", json.dumps(result))
+    return result

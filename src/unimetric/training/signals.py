@@ -11,33 +11,39 @@ from unimetric.images.workers import SIGNALS
 
 
 class Signals:
-    """While inside, SIGINT and SIGTERM only ask; a second one acts as it always does."""
+    """Context in which SIGINT and SIGTERM only request a stop. A second signal has its usual effect."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in SIGNALS:
             try:
-                self.before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not the main thread: whoever owns it handles signals
+                self.before[number] = signal.signal(number, self._request)
+            except ValueError:  # not the main thread, which handles signals
                 break
         return self
 
     def stop_requested(self, fabric: Any, step: int = 0) -> bool:
-        """Whether any rank was asked. One alone knows; several ask each other now and then, since this waits for the device.
+        """Return whether any rank has received a stop signal.
+
+        With several ranks, only every 50th step is checked, because the all-reduce synchronizes with the GPU.
+        All ranks must check at the same step, or they deadlock.
 
         Args:
-            fabric: of the run.
-            step: they ask in one of fifty; the same one everywhere, or the first to stop would wait for the others for ever.
+            fabric: Fabric of the run.
+            step: Number of finished steps of the epoch.
         """
         if fabric.world_size == 1:
-            return self.asked
-        return step % 50 == 0 and fabric.all_reduce(torch.tensor(float(self.asked), device=fabric.device), reduce_op="sum").item() > 0
+            return self.requested
+        if step % 50:
+            return False
+        requests = torch.tensor(float(self.requested), device=fabric.device)
+        return fabric.all_reduce(requests, reduce_op="sum").item() > 0
 
-    def _ask(self, number: int, frame: object) -> None:
-        self.asked = True
+    def _request(self, number: int, frame: object) -> None:
+        self.requested = True
         signal.signal(number, self.before[number])
 
     def __exit__(self, *_: object) -> None:

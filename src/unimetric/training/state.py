@@ -1,14 +1,15 @@
-"""Everything that stands on the stage before the first step: pictures, model, objective, optimiser, sampler."""
+"""Everything a training step needs: images, model, objective, optimizer and sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.geometry import seed_dice
@@ -22,37 +23,48 @@ from unimetric.runs.embed import embed, space_of
 from unimetric.runs.model import Model, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, readable
 from unimetric.runs.weights import Trained
-from unimetric.samplers import rank_slice
+from unimetric.samplers import occurrence, rank_slice
 from unimetric.spec import bind, create
-from unimetric.training.build import build_objective, build_optimizer, refuse_other_sizes
+from unimetric.training.build import build_objective, build_optimizer, check_sizes
 from unimetric.training.capture import compiled
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingState:
-    """What a training run works with.
+    """Everything a training step needs.
 
     Args:
-        table, split: the pictures, and which rows train and test.
-        labels: (N,) of the training rows, counted from zero.
-        skipped: (path, reason) of pictures that cannot be read and are left out.
-        recipe: the transform.
-        pictures: where squares come from.
-        bare: the model itself.
-        trained: what of it is saved.
-        model: the same as Fabric and the compiler have wrapped it.
-        objective, optimizer, sampler: as the settings name them.
-        minimize: the objective as the compiler has wrapped it.
-        factor: (epochs gone by) -> what every learning rate is multiplied with.
-        rates: learning rate of each group, before the factor.
+        config: Settings of the run.
+        fabric: Device, precision and ranks.
+        display: Progress output.
+        table: Table of the images.
+        split: Rows of training, validation and test, without skipped images.
+        labels: Classes of the training rows, from 0 on.
+        skipped: Path and reason of each image that cannot be read.
+        recipe: Transform.
+        loader: Source of image crops.
+        bare: Model without the wrapping of Fabric and the compiler.
+        trained: Weights of the model that are saved.
+        model: Model wrapped by Fabric and, if set, the compiler.
+        objective: Objective of the run.
+        minimize: Objective, compiled if set.
+        optimizer: Optimizer wrapped by Fabric.
+        sampler: Sampler of the run.
+        factor: Schedule: (epochs so far) -> factor of every learning rate.
+        rates: Learning rate of each parameter group, before the factor.
+        backbone_parameters: Trainable parameters of the backbone, which warm-up freezes.
+        warming: Whether the current epoch is a warm-up epoch.
     """
 
+    config: RunConfig
+    fabric: Fabric
+    display: Display
     table: Table
     split: Split
     labels: np.ndarray
     skipped: list[tuple[str, str]]
     recipe: Recipe
-    pictures: Resident | Streamed
+    loader: Resident | Streamed
     bare: Model
     trained: Trained
     model: Any
@@ -62,75 +74,137 @@ class TrainingState:
     sampler: Any
     factor: Callable[[float], float]
     rates: list[float]
+    backbone_parameters: list[nn.Parameter]
+    warming: bool = field(default=False, init=False)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What a checkpoint keeps, apart from the optimisers."""
-        parts = {"model": self.trained, "objective": self.objective}
-        return parts | ({"sampler": self.sampler} if self.sampler.needs_embeddings else {})
+        """Everything with a `state_dict()` that a checkpoint stores, except the optimizers."""
+        return {"model": self.trained, "objective": self.objective, "sampler": self.sampler}
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The run's optimiser, and those that the objective has of its own."""
-        return {"optimizer": self.optimizer, **getattr(self.objective, "optimizers", {})}
+        """The run's optimizer, and those of the objective."""
+        return {"optimizer": self.optimizer, **self.objective.optimizers}
 
     @property
     def views(self) -> int:
-        """How many looks at each picture a step takes."""
-        return getattr(self.objective, "views", 1)
+        """Number of augmented views per image."""
+        return self.objective.views
+
+    @property
+    def steps(self) -> int:
+        """Number of steps per epoch."""
+        return len(self.sampler)
+
+    @property
+    def chosen_on(self) -> str:
+        """The part of the split that selects the best epoch: `validation` if there is one, else `test`."""
+        return "validation" if len(self.split.validation) else "test"
+
+    @cached_property
+    def copies(self) -> np.ndarray:
+        """How often the image of each training row occurs in earlier training rows."""
+        return occurrence(self.split.train)
+
+    @cached_property
+    def most_copies(self) -> int:
+        """Upper bound, exclusive, of `copies`."""
+        return int(self.copies.max()) + 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the sampler's epoch, training mode, and the warm-up, which freezes the backbone.
+
+        Args:
+            epoch: Index of the epoch.
+        """
+        self.sampler.epoch = epoch
+        self.model.train()
+        self.objective.train()
+        self.warming = epoch < self.config.warmup_epochs
+        for parameter in self.backbone_parameters:
+            # Several ranks wait for the gradient of each parameter; `limit_gradients` drops it.
+            parameter.requires_grad_(not self.warming or self.fabric.world_size > 1)
+
+    def set_rates(self, now: float) -> None:
+        """Set the learning rate of each parameter group.
+
+        Args:
+            now: Number of epochs so far, with the fraction of the current one.
+        """
+        factor = self.factor(now)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    def limit_gradients(self) -> None:
+        """Drop the gradients of the backbone during warm-up, then clip the others."""
+        if self.warming:
+            for parameter in self.backbone_parameters:
+                parameter.grad = None
+        config = self.config
+        if config.clip_norm:
+            # `check_finite_loss` raises a better error than the clipping.
+            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
+        if config.clip_value:
+            self.fabric.clip_gradients(self.model, self.optimizer, clip_val=config.clip_value)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Trained components and the sampler. They depend on the training rows, not on the images.
+
+    Args:
+        labels: Classes of the training rows, from 0 on.
+        model: Model on the device.
+        objective: Objective on the device.
+        optimizer: Optimizer of both.
+        sampler: Sampler of the rows.
+    """
+
+    labels: np.ndarray
+    model: Model
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
+    sampler: Any
 
 
 def build_training_state(config: RunConfig, fabric: Fabric, display: Display) -> TrainingState:
-    """Build everything; what does not fit together is refused before the first picture is read."""
+    """Build each thing once, and raise an error for components that do not fit before an image is read.
+
+    If images are skipped, the model, the objective and the sampler are built again for the remaining classes.
+
+    Args:
+        config: Settings of the run.
+        fabric: Device, precision and ranks.
+        display: Progress output.
+    """
+    rank_slice(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)  # rejects a batch that ranks cannot share
+    recipe, factor = create("transforms", config.transform), build_schedule(config)
     table, split = read_table(config)
-    labels = np.unique(table.labels[split.train], return_inverse=True)[1]
-    bare = build_model(config)
-    refuse_other_sizes(config, bare, num_classes=int(labels.max()) + 1)
-    loss_with_geometry(config, bare.dim)  # rejects a geometry that the loss does not support
-    objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
-    seed_dice(objective, config.seed)
-    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-    recipe = create("transforms", config.transform)
-    schedule, arguments = bind("schedules", config.schedule)
-    # What these refuse, they refuse now; what they give is made again when all is on the device.
-    rank_slice(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)
-    schedule(0.0, config.epochs, **arguments)
-    build_optimizer(config, bare, objective)
-
-    kept, skipped = [], []
-    for rows in (split.train, split.validation, split.test):
-        good, bad = readable(config, table, rows, progress=lambda done, total: display.step("checking pictures", done, total))
-        kept.append(good)
-        skipped += bad
+    learner = build_learner(config, fabric, table, split)
+    split, skipped = skip_unreadable(config, table, split, display)
     if skipped:
-        split = Split(kept[0], kept[1], kept[2], split.name)
-        classes, labels = labels.max(), np.unique(table.labels[split.train], return_inverse=True)[1]
-        if labels.max() < classes:  # a class is gone altogether: no proxy may stand for it
-            bare = build_model(config)
-            objective = build_objective(config, bare, num_classes=int(labels.max()) + 1)
-            seed_dice(objective, config.seed)
-        sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-
-    if fabric.device.type == "cuda":
-        bare.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    bare, objective = bare.to(fabric.device), objective.to(fabric.device)
-    optimizer = build_optimizer(config, bare, objective)
+        learner = build_learner(config, fabric, table, split)
+    bare, objective, optimizer = learner.model, learner.objective, learner.optimizer
     network: Any = torch.compile(bare, dynamic=False) if config.compile else bare
     model, wrapped = fabric.setup(network, optimizer)
     return TrainingState(
+        config=config,
+        fabric=fabric,
+        display=display,
         table=table,
         split=split,
-        labels=labels,
+        labels=learner.labels,
         skipped=skipped,
         recipe=recipe,
-        pictures=open_pictures(
+        loader=open_pictures(
             table,
             device=fabric.device,
             mean=bare.mean,
             std=bare.std,
             residence=config.residence,
             workers=config.workers,
-            progress=lambda done, total: display.step("reading pictures", done, total),
+            progress=lambda done, total: display.step("reading images", done, total),
         ),
         bare=bare,
         trained=Trained(bare),
@@ -138,52 +212,106 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
         objective=objective,
         minimize=compiled(objective, fabric.device, fullgraph=False) if config.compile else objective,
         optimizer=wrapped,
-        sampler=sampler,
-        factor=lambda progress: schedule(progress, config.epochs, **arguments),
+        sampler=learner.sampler,
+        factor=factor,
         rates=[group["lr"] for group in optimizer.param_groups],
+        backbone_parameters=[parameter for parameter in bare.backbone.parameters() if parameter.requires_grad],
     )
+
+
+def build_learner(config: RunConfig, fabric: Fabric, table: Table, split: Split) -> Learner:
+    """Build the sampler, and the model, objective and optimizer on the device.
+
+    Args:
+        config: Settings of the run.
+        fabric: Device of the run.
+        table: Table of the images.
+        split: Rows of training and test.
+    """
+    labels = np.unique(table.labels[split.train], return_inverse=True)[1]
+    num_classes = int(labels.max()) + 1
+    model = build_model(config)
+    check_sizes(config, model, num_classes=num_classes)
+    loss_with_geometry(config, model.dim)  # rejects a geometry that the loss does not support
+    objective = build_objective(config, model, num_classes=num_classes)
+    seed_dice(objective, config.seed)
+    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+    if fabric.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model, objective = model.to(fabric.device), objective.to(fabric.device)
+    return Learner(labels, model, objective, build_optimizer(config, model, objective), sampler)
+
+
+def build_schedule(config: RunConfig) -> Callable[[float], float]:
+    """Build the schedule, and check that it accepts the run's number of epochs."""
+    schedule, arguments = bind("schedules", config.schedule)
+    schedule(0.0, config.epochs, **arguments)
+    return lambda now: schedule(now, config.epochs, **arguments)
+
+
+def skip_unreadable(config: RunConfig, table: Table, split: Split, display: Display) -> tuple[Split, list[tuple[str, str]]]:
+    """Remove the images that cannot be read from a split, if the settings allow it.
+
+    Args:
+        config: Settings of the run; see `on_bad_picture`.
+        table: Table of the images.
+        split: Rows of training, validation and test.
+        display: Progress output.
+
+    Returns:
+        The split, and path and reason of each skipped image.
+    """
+    rows, skipped = [], []
+    for part in (split.train, split.validation, split.test):
+        good, bad = readable(config, table, part, progress=lambda done, total: display.step("checking images", done, total))
+        rows.append(good)
+        skipped += bad
+    return (Split(rows[0], rows[1], rows[2], split.name) if skipped else split), skipped
 
 
 def count_per_dataset(table: Table, split: Split) -> dict[str, tuple[int, int]]:
-    """Pictures and classes to train on of each dataset, where there are several."""
+    """Return the numbers of training images and classes per dataset, if there are several datasets."""
     if len(table.source_names) < 2:
         return {}
     source, labels = table.source[split.train], table.labels[split.train]
-    mine = {name: source == number for number, name in enumerate(table.source_names)}
-    return {name: (int(rows.sum()), len(np.unique(labels[rows]))) for name, rows in mine.items()}
+    rows = {name: source == number for number, name in enumerate(table.source_names)}
+    return {name: (int(mine.sum()), len(np.unique(labels[mine]))) for name, mine in rows.items()}
 
 
-def embed_rows(stage: TrainingState, rows: np.ndarray, config: RunConfig, fabric: Fabric, display: Display) -> Tensor:
-    """Embeddings of some rows, each seen at its centre."""
+def embed_rows(state: TrainingState, rows: np.ndarray) -> Tensor:
+    """Embed some rows, center-cropped.
+
+    Args:
+        state: State of the run.
+        rows: Indices of the rows in the table.
+    """
     return embed(
-        fabric,
-        stage.model,
-        stage.pictures,
+        state.fabric,
+        state.model,
+        state.loader,
         rows,
-        View(stage.recipe),
-        batch=config.evaluate_batch,
-        progress=lambda done, total: display.step("evaluating", done, total),
+        View(state.recipe),
+        batch=state.config.evaluate_batch,
+        progress=lambda done, total: state.display.step("evaluating", done, total),
     )
 
 
-def evaluate_splits(stage: TrainingState, config: RunConfig, fabric: Fabric, display: Display) -> dict[str, float]:
+def evaluate_splits(state: TrainingState) -> dict[str, float]:
     """Compute every metric on the validation classes, if there are any, and on the test classes.
 
     Returns:
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
     """
+    config = state.config
     found: dict[str, float] = {}
-    own = loss_with_geometry(config, stage.bare.dim)
-    loss = next((part for part in stage.objective.modules() if type(part) is type(own)), own)  # the trained one
-    for part, rows in (("validation", stage.split.validation), ("test", stage.split.test)):
-        if len(rows):
-            embeddings = embed_rows(stage, rows, config, fabric, display)
-            for name, points in {part: embeddings, **_variants(stage.bare.head, embeddings, part)}.items():
-                space = space_of(points, stage.table, rows, loss=loss, geometry=config.geometry)
-                found |= {f"{name}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
+    own = loss_with_geometry(config, state.bare.dim)
+    loss = next((part for part in state.objective.modules() if type(part) is type(own)), own)  # the trained one
+    for part, rows in (("validation", state.split.validation), ("test", state.split.test)):
+        if not len(rows):
+            continue
+        embeddings = embed_rows(state, rows)
+        variants = {f"{part} {name}": points for name, points in state.bare.head.variants(embeddings).items()}
+        for name, points in {part: embeddings, **variants}.items():
+            space = space_of(points, state.table, rows, loss=loss, geometry=config.geometry)
+            found |= {f"{name}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
     return found
-
-
-def _variants(head: Any, embeddings: Tensor, part: str) -> dict[str, Tensor]:
-    make = getattr(head, "variants", None)  # optional in a head
-    return {f"{part} {name}": points for name, points in make(embeddings).items()} if make else {}

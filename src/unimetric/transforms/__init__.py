@@ -1,11 +1,11 @@
-"""One file a transform: `transform(*, ...) -> Recipe`, how pictures become squares in training and in testing.
+"""One file per transform: `transform(*, ...) -> Recipe`: how images are cropped in training and in testing.
 
-A recipe is data, not code: the engine carries it out on the device in batches, or one by one in the workers that decode files, and
-both crop the same boxes.
+A recipe is data, not code. It is executed in batches on the device, or per image in the workers that
+decode files, with the same crop boxes.
 """
 
 from __future__ import annotations
 
-from unimetric.images.recipe import Recipe
+from unimetric.spec import catalogue
 
-__all__ = ["Recipe"]
+catalogue(__name__, Recipe="unimetric.images.recipe")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count, Fraction, NonNegative
 from unimetric.images.recipe import Recipe
 
 
-def adv(*, size: int = 224, resize: int = 256, grayscale: float = 0.2, jitter: float = 0.2) -> Recipe:
+def adv(*, size: Count = 224, resize: Count = 256, grayscale: Fraction = 0.2, jitter: NonNegative = 0.2) -> Recipe:
     """Random crops with random grayscale and color jitter.
 
     A random subset of the images is converted to grayscale. Then brightness, contrast, saturation

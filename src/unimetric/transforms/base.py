@@ -1,17 +1,25 @@
-"""The standard crops of deep metric learning."""
+"""Standard crops of deep metric learning."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from unimetric.arguments import Count, Fraction, Range
 from unimetric.images.recipe import Recipe
 
 
-def base(*, size: int = 224, resize: int = 256, smallest: float = 0.08, flip: float = 0.5) -> Recipe:
-    """`base` of Roth et al. 2020: train on random resized crops and mirror images, test on the centre.
+def base(
+    *, size: Count = 224, resize: Count = 256, smallest: Annotated[float, Range(above=0, most=1)] = 0.08, flip: Fraction = 0.5
+) -> Recipe:
+    """Random resized crops with horizontal flips for training, center crops for testing.
+
+    Reference:
+        `base` of Roth et al. 2020.
 
     Args:
-        size: side of the square.
-        resize: short side of a test picture before its centre is cut out.
-        smallest: least share of the picture's area that a training crop takes.
-        flip: probability of a mirror image.
+        size: Side of the crop in pixels.
+        resize: Short side of a test image in pixels, before its center crop.
+        smallest: Smallest fraction of the image area that a training crop covers.
+        flip: Probability of a horizontal flip.
     """
     return Recipe(size=size, resize=resize, scale=(smallest, 1.0), flip=flip)

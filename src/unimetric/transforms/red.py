@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Count
 from unimetric.images.recipe import Recipe
 
 
-def red(*, size: int = 224, resize: int = 256) -> Recipe:
-    """`red` of Roth et al. 2020, app. B: resize, random crop of fixed size, mirror images.
+def red(*, size: Count = 224, resize: Count = 256) -> Recipe:
+    """Resize, random crop of fixed size, horizontal flips.
+
+    Reference:
+        `red` of Roth et al. 2020, app. B.
 
     Args:
-        size: side of the square.
-        resize: short side of the picture before it is cropped.
+        size: Side of the crop in pixels.
+        resize: Short side of the image in pixels, before it is cropped.
     """
     return Recipe(size=size, resize=resize, scale=None)

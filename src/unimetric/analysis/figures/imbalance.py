@@ -1,4 +1,4 @@
-"""How many training images each class has."""
+"""Figure of the number of training images per class."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from unimetric.runs.rows import read_table
 
 
 def imbalance(run: str | Path, out: str | Path) -> dict[str, np.ndarray]:
-    """How many training pictures each class has, classes in order of size, a colour a dataset (PUMA, Kim et al. 2023, fig. 5).
+    """Draw the training images per class, sorted by size, with one color per dataset.
+
+    Reference:
+        Fig. 5 of PUMA (Kim et al. 2023).
 
     Args:
-        run: a run folder or a TOML file, whose dataset and split count.
-        out: the PNG file.
+        run: Run folder or TOML file with the dataset and split.
+        out: PNG file.
 
     Returns:
-        for each dataset, its classes' sizes, largest first.
+        Class sizes of each dataset, largest first.
     """
     config = load(Path(run) / "config.toml" if Path(run).is_dir() else run)
     table, split = read_table(config)
@@ -29,11 +32,11 @@ def imbalance(run: str | Path, out: str | Path) -> dict[str, np.ndarray]:
     of = source[first]
     with Canvas(out, width=8, height=3.5) as axes:
         for number, name in enumerate(table.source_names):
-            places = np.flatnonzero(of[order] == number)
-            if len(places):
-                label = f"{name}: {sizes[of == number].sum():,} pictures, {(of == number).sum():,} classes"
-                axes.vlines(places, 0, sizes[order][places], color=f"C{number}", linewidth=max(0.3, 400 / len(classes)), label=label)
+            ranks = np.flatnonzero(of[order] == number)
+            if len(ranks):
+                label = f"{name}: {sizes[of == number].sum():,} images, {(of == number).sum():,} classes"
+                axes.vlines(ranks, 0, sizes[order][ranks], color=f"C{number}", linewidth=max(0.3, 400 / len(classes)), label=label)
         axes.set_xlabel("class, by size")
-        axes.set_ylabel("training pictures")
+        axes.set_ylabel("training images")
         axes.legend(fontsize=7)
     return {name: np.sort(sizes[of == number])[::-1] for number, name in enumerate(table.source_names)}

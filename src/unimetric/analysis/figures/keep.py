@@ -1,4 +1,4 @@
-"""Recall against the probability that an adapter is kept in training."""
+"""Figure of recall by the keep probability of adapters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from unimetric.spec import bind, signature
 
 
 def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Sequence[str] = ()) -> dict[float, dict[str, float]]:
-    """Recall against the probability that an adapter counts in training (PUMA, Kim et al. 2023, fig. 7).
+    """Draw metric values by the probability that an adapter is active in training.
+
+    Reference:
+        Fig. 7 of PUMA (Kim et al. 2023).
 
     Args:
-        runs: finished run folders that differ in their adapter's `keep`.
-        out: the PNG file.
-        metrics: which numbers of the best epoch; default all that all runs have.
+        runs: Finished run folders with different values of the adapter's `keep`.
+        out: PNG file.
+        metrics: Metrics of the best epoch. Defaults to those that all runs have.
 
     Returns:
-        for each probability, its numbers.
+        Metric values by keep probability.
     """
     found: dict[float, dict[str, float]] = {}
     for run in runs:
         config = load(Path(run) / "config.toml")
         if not config.adapter or not (Path(run) / "done").is_file():
-            raise UnimetricError(f"{run}: no finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")
+            raise UnimetricError(f"{run}: not a finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")
         part, arguments = bind("adapters", config.adapter)
         parameters = signature(part).parameters
         if "keep" not in parameters:
@@ -36,7 +39,7 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         numbers = {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")}
         keep = arguments.get("keep", parameters["keep"].default)
         if keep in found:
-            raise UnimetricError(f"{run}: a run before it has `keep={keep}`, too", "name one run for each probability")
+            raise UnimetricError(f"{run}: another run also has `keep={keep}`", "name one run per probability")
         found[keep] = numbers
     found = dict(sorted(found.items()))
     shown = list(metrics) or [key for key in next(iter(found.values()), {}) if all(key in each for each in found.values())]

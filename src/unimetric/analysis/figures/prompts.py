@@ -1,4 +1,4 @@
-"""Which prompts each dataset prefers."""
+"""Figure of the prompts that each dataset prefers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from unimetric.spec import create
 
 
 def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) -> Float[np.ndarray, "S M"]:
-    """How much of each prompt the pictures of a dataset take on average (PUMA, Kim et al. 2023, fig. 4).
+    """Draw the mean weight of each prompt on the test images of each dataset.
+
+    Reference:
+        Fig. 4 of PUMA (Kim et al. 2023).
 
     Args:
-        run: a run folder with a prompt pool.
-        out: the PNG file.
-        pictures: at most so many test pictures of a dataset, evenly spaced.
+        run: Run folder with a prompt pool.
+        out: PNG file.
+        pictures: Largest number of test images per dataset, evenly spaced.
 
     Returns:
-        (S, M), a row a dataset, a column a prompt.
+        Mean weights (S, M), with one row per dataset and one column per prompt.
     """
     config, model = open_run(run)
-    prompt: Any = getattr(model.backbone, "prompt", None)
-    if not hasattr(prompt, "preference"):
-        raise UnimetricError(f"{run}: its adapter `{config.adapter}` has no pool of prompts", "name a run with `puma` or `prompt_pool`")
+    if not model.backbone.pool_size:
+        raise UnimetricError(f"{run}: the adapter `{config.adapter}` has no prompt pool", "name a run with `puma` or `prompt_pool`")
     table, split = read_table(config)
     test, _ = readable(config, table, split.test)
     fabric = open_fabric(config)
@@ -45,12 +47,12 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
         rows = rows[np.linspace(0, len(rows) - 1, min(pictures, len(rows))).astype(np.int64)]
         options: dict[str, Any] = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
         opened = open_pictures(table.take(rows), device=fabric.device, **options)
-        look, batch = View(create("transforms", config.transform)), config.evaluate_batch
+        view, batch = View(create("transforms", config.transform)), config.evaluate_batch
         chunks = [np.arange(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
-        total = torch.zeros(len(prompt.keys), device=fabric.device)
+        total = torch.zeros(model.backbone.pool_size, device=fabric.device)
         with torch.inference_mode(), fabric.autocast():
-            for images in opened.load((chunk, look) for chunk in chunks):
-                total += prompt.preference(model.backbone.patches(images)).sum(0)
+            for images in opened.load((chunk, view) for chunk in chunks):
+                total += model.backbone.preference(images).sum(0)
         means.append((total / len(rows)).cpu().numpy())
         names.append(name)
     found = np.stack(means)

@@ -1,0 +1,25 @@
+# Names of `unimetric.datasets`, written by `make docs`.
+from unimetric.datasets._reading import SUFFIXES as SUFFIXES
+from unimetric.datasets._reading import columns as columns
+from unimetric.datasets._reading import locate as locate
+from unimetric.datasets._reading import matlab as matlab
+from unimetric.datasets._reading import need as need
+from unimetric.datasets._reading import pictures as pictures
+from unimetric.datasets._reading import place as place
+from unimetric.datasets._tabulate import Key as Key
+from unimetric.datasets._tabulate import divide as divide
+from unimetric.datasets._tabulate import tabulate as tabulate
+from unimetric.datasets._tabulate import without_singles as without_singles
+from unimetric.datasets.aircraft import aircraft as aircraft
+from unimetric.datasets.cars196 import cars196 as cars196
+from unimetric.datasets.csv import csv as csv
+from unimetric.datasets.cub200 import cub200 as cub200
+from unimetric.datasets.dogs import dogs as dogs
+from unimetric.datasets.flowers102 import flowers102 as flowers102
+from unimetric.datasets.folder import folder as folder
+from unimetric.datasets.glyphs import glyphs as glyphs
+from unimetric.datasets.inshop import inshop as inshop
+from unimetric.datasets.nabirds import nabirds as nabirds
+from unimetric.datasets.pack import pack as pack
+from unimetric.datasets.sop import sop as sop
+from unimetric.datasets.union import union as union

@@ -1,0 +1,380 @@
+"""One class per kind of component: its interface, with a default for everything optional.
+
+A component inherits from the class of its kind and overrides what it needs. Callers use every member
+without asking whether it exists. Third-party components need no base class:
+`unimetric.foreign.completed` adds the members that they lack.
+
+Losses, miners, objectives, samplers, backbones and heads are classes. The other kinds are functions,
+and their interface is a protocol. Shapes use B for the batch, D for the embedding dimension, R for
+references (the batch or a memory), N for positions and C for channels.
+
+Defaults are methods or plain values, never modules: `nn.Module` does not find a submodule behind a
+class attribute of the same name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unimetric.arguments import checked
+from unimetric.geometry import Pairs, Triplets
+from unimetric.geometry.space import Space
+from unimetric.images.recipe import Recipe
+from unimetric.images.table import Split, Table
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output of a model for one batch, in float32.
+
+    Args:
+        embeddings: (B, D) raw embeddings, not normalized.
+        tokens: (B, 1 + N, C) tokens of the backbone: the summary of each image, then the positions
+            of the last stage.
+        images: (B, 3, H, W) input of the backbone.
+        branches: Outputs of the head, (B, D_i) each: the embeddings alone, or the parts that are
+            joined to the embeddings.
+        views: Further augmented views of the same images, (B, 3, H, W) each.
+    """
+
+    embeddings: Float[Tensor, "B D"]
+    tokens: Float[Tensor, "B N C"]
+    images: Float[Tensor, "B 3 H W"]
+    branches: tuple[Tensor, ...] = ()
+    views: tuple[Tensor, ...] = ()
+
+    @property
+    def features(self) -> Float[Tensor, "B C"]:
+        """Return the summary token of each image."""
+        return self.tokens[:, 0]
+
+
+# --- Components that are classes -----------------------------------------------------------------
+
+
+class Component:
+    """A component of any kind that is a class. The keyword arguments of its constructor are checked."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(vars(cls)["__init__"], name=cls.__name__)  # type: ignore[method-assign]
+
+
+class Loss(Component, nn.Module):
+    """Loss of a batch: `loss(embeddings (B, D), labels (B,), memory=None) -> scalar`.
+
+    A loss with trained parameters may set `lr` and `group` in its constructor.
+    """
+
+    family: Literal["pair", "tuple", "proxy"] = "pair"
+    reads: tuple[type, ...] = ()  # what its miner may return: Pairs, Triplets; empty if it has no miner
+    default_miner: str = ""
+    lr: float | None = None  # learning rate of its parameters; None for the run's
+    group: Mapping[str, Any] = MappingProxyType({})  # other options of its parameter group
+
+    def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+        """Return the points to search for neighbors, and the options of the `Space` they are in."""
+        return embeddings, {"geometry": "cosine"}
+
+
+class Miner(Component, nn.Module):
+    """Selection of pairs or triplets: `miner(similarity (B, R), pairs) -> Pairs | Triplets`."""
+
+    gives: type[Pairs] | type[Triplets] = Triplets
+
+
+class Objective(Component, nn.Module):
+    """What a run minimizes: `objective(output, labels) -> {"name": term}`.
+
+    The state of an objective is in `state_dict()` and `optimizers`, so that a resumed run continues
+    exactly. A module inside an objective may set three attributes that `groups` reads: `lr`, its
+    learning rate; `group`, other options of its parameter group; and `own_step = True` if one of
+    `optimizers` updates it.
+    """
+
+    views: int = 1  # augmented views per image; those after the first are in `output.views`
+    reads: tuple[str, ...] = ()  # "tokens", "images": what several devices gather besides the embeddings
+    optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})  # its own by name; it steps them
+
+    def meet(self, model: Any) -> None:
+        """Receive the model once, before anything moves to the device."""
+
+    def begin(self) -> None:
+        """Prepare a step. Called before each forward pass, outside the compiler."""
+
+    def stepped(self) -> None:
+        """Finish a step. Called after each optimizer step, outside the compiler and without gradient."""
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Return the parameter groups of the objective for the run's optimizer.
+
+        The weight decay is 0 unless `group` sets it, as in Roth et al. 2020. Modules with the same
+        options share a group, because each group costs a round of kernel launches at every step.
+
+        Args:
+            lr: Learning rate of the run, for modules that set none.
+        """
+        alike: dict[str, dict[str, Any]] = {}
+        separate = {id(weight) for module in self.modules() if getattr(module, "own_step", False) for weight in module.parameters()}
+        for name, module in self.named_modules():
+            weights = [weight for weight in module.parameters(recurse=False) if weight.requires_grad and id(weight) not in separate]
+            if not weights:
+                continue
+            rate = getattr(module, "lr", None)
+            options = {"lr": lr if rate is None else rate, "weight_decay": 0.0, **getattr(module, "group", {})}
+            key = repr(sorted(options.items()))
+            alike.setdefault(key, {"name": name or "objective", "params": [], **options})["params"] += weights
+        return list(alike.values())
+
+
+class Sampler(Component):
+    """Rows of every batch, the same on every rank and after every restart.
+
+    A subclass sets `steps` and defines `plan`. The batches of an epoch depend on the seed and on
+    `epoch` alone, so they are read in any order.
+    """
+
+    needs_embeddings: bool = False
+    epoch: int = 0
+    steps: int  # batches per epoch
+    _plan: tuple[int, Int[np.ndarray, "steps B"]] | None = None  # epoch, and its batches
+
+    def plan(self) -> Int[np.ndarray, "steps B"]:
+        """Return the rows of all batches of `self.epoch`."""
+        raise NotImplementedError
+
+    def batch(self, step: int) -> Int[np.ndarray, "B"]:
+        """Return the rows of a batch of `self.epoch`."""
+        if self._plan is None or self._plan[0] != self.epoch:
+            self._plan = self.epoch, self.plan()
+        return self._plan[1][step].copy()
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Int[np.ndarray, "B"]]:
+        return (self.batch(step) for step in range(len(self)))
+
+    def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
+        """Store the embeddings of all training rows. Called once, before the first step."""
+
+    def refresh(self, rows: Int[np.ndarray, "B"], embeddings: Float[Tensor, "B D"]) -> None:
+        """Replace the embeddings of a batch. Called after each step, with the batch of all ranks."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the state from a checkpoint."""
+
+
+class EmbeddedSampler(Sampler):
+    """Sampler that reads the embeddings of the training set.
+
+    A subclass sets `bank` (`samplers/_bank.py`), which stores the embeddings and selects the batches.
+    """
+
+    needs_embeddings: bool = True
+    bank: Any
+
+    def batch(self, step: int) -> Int[np.ndarray, "B"]:
+        return self.bank.batch(self.epoch, step)
+
+    def __len__(self) -> int:
+        return self.bank.steps
+
+    def fill(self, embeddings: Float[Tensor, "N D"]) -> None:
+        self.bank.fill(embeddings)
+
+    def refresh(self, rows: Int[np.ndarray, "B"], embeddings: Float[Tensor, "B D"]) -> None:
+        self.bank.refresh(rows, embeddings)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.bank.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.bank.load_state_dict(state)
+
+
+class Backbone(Component, nn.Module):
+    """Feature extractor: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`, the summary first.
+
+    A subclass sets `channels` (C) and the `mean` and `std` of the pixels it expects.
+    """
+
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pool_size: int = 0  # number of prompts in its pool
+
+    # These two are not called `transformer` and `stages`, which are frequent names of submodules.
+    def find_transformer(self) -> Any:
+        """Return the vision transformer that adapters extend, or None."""
+        return None
+
+    def find_stages(self) -> Sequence[nn.Module]:
+        """Return the three modules at a quarter, half and three quarters of the depth, or nothing."""
+        return ()
+
+    def preference(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B M"]:
+        """Return the weight of each of the `pool_size` prompts for each image."""
+        return images.new_zeros(len(images), 0)
+
+    def merged(self) -> Any:
+        """Return the backbone with inserted parameters multiplied into its weights where possible."""
+        return self
+
+
+class Head(Component, nn.Module):
+    """Embedding of a backbone's tokens: `head(tokens (B, 1 + N, C)) -> (B, D)`.
+
+    A head may have several branches, each with its own loss. It then overrides `branches` and `join`.
+
+    Args:
+        dim: Embedding dimension D.
+        dims: Dimensions of the branches. Defaults to the embedding alone.
+    """
+
+    test_time: tuple[str, ...] = ()  # arguments that act only at test time; `evaluate` may change them
+    dim: int
+    dims: tuple[int, ...]
+
+    def __init__(self, dim: int, dims: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.dim, self.dims = dim, dims or (dim,)
+
+    @property
+    def prototype_sets(self) -> tuple[Float[Tensor, "K L"], ...]:
+        """Return every distinct set of trained prototypes."""
+        return ()
+
+    def branches(self, tokens: Float[Tensor, "B N C"]) -> tuple[Tensor, ...]:
+        """Return the outputs of the branches, (B, D_i) each."""
+        return (self(tokens),)
+
+    def join(self, branches: tuple[Tensor, ...]) -> Float[Tensor, "B D"]:
+        """Return the embeddings that are made of the branches."""
+        return branches[0]
+
+    def variants(self, embeddings: Float[Tensor, "B D"]) -> dict[str, Float[Tensor, "B D"]]:
+        """Return other embeddings to evaluate, by name, computed from the head's own."""
+        return {}
+
+    def maps(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B K N"]:
+        """Return the weight of every prototype at every position."""
+        return tokens.new_zeros(len(tokens), 0, tokens.shape[1] - 1)
+
+
+# --- Components that are functions: parameters before the `*` are their input -----------------------
+
+
+class Metric(Protocol):
+    """Number, or several by name, that describes a `Space`. Declared by the decorator `metric`."""
+
+    better: Literal["higher", "lower", "neither"] = "higher"
+
+    def depth(self, space: Space, **arguments: Any) -> int:
+        """Return the number of neighbors per query that the metric reads; 0 for none."""
+        return 0
+
+    def __call__(self, space: Space) -> float | dict[str, float]: ...
+
+
+class Dataset(Protocol):
+    """Table of images with labels."""
+
+    def __call__(self) -> Table: ...
+
+
+class Partition(Protocol):
+    """Split of a table into training, validation and test rows."""
+
+    def __call__(self, table: Table) -> Split: ...
+
+
+class Transform(Protocol):
+    """Recipe of crops and colors. `images/` executes it."""
+
+    def __call__(self) -> Recipe: ...
+
+
+class Adapter(Protocol):
+    """Frozen backbone with inserted parameters, the only trainable ones."""
+
+    def __call__(self, backbone: Any) -> Any: ...
+
+
+class Optimizer(Protocol):
+    """Optimizer of torch."""
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer: ...
+
+
+class Schedule(Protocol):
+    """Factor on the learning rates at a fractional epoch."""
+
+    def __call__(self, progress: float, epochs: int) -> float: ...
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def metric(
+    *, better: Literal["higher", "lower", "neither"] = "higher", depth: Callable[..., int] | None = None
+) -> Callable[[Function], Function]:
+    """Declare a metric: which values are better, and how many neighbors it reads.
+
+    >>> @metric(depth=lambda space, k: k)
+    ... def hits(space, *, k=1): ...
+    >>> hits.better, hits.depth(None), hits.depth(None, k=4)
+    ('higher', 1, 4)
+
+    Args:
+        better: Values that are better: `higher`, `lower`, or `neither` if the metric describes a
+            space without a judgment. It then cannot select an epoch.
+        depth: Function of the space and all arguments of the metric that returns the number of
+            neighbors per query that it reads. Omit it if the metric reads none.
+    """
+
+    def declare(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        def read(space: Space, **arguments: Any) -> int:
+            given = signature.bind(space, **arguments)
+            given.apply_defaults()
+            return 0 if depth is None else depth(*given.args, **given.kwargs)
+
+        declared: Any = function
+        declared.better, declared.depth = better, read
+        return function
+
+    return declare
+
+
+#: The class or protocol of each folder of components. `spec.kinds()` lists the folders.
+OF: dict[str, type] = {
+    "adapters": Adapter,
+    "backbones": Backbone,
+    "datasets": Dataset,
+    "heads": Head,
+    "losses": Loss,
+    "metrics": Metric,
+    "miners": Miner,
+    "objectives": Objective,
+    "optimizers": Optimizer,
+    "samplers": Sampler,
+    "schedules": Schedule,
+    "splits": Partition,
+    "transforms": Transform,
+}

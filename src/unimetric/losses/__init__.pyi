@@ -1,0 +1,25 @@
+# Names of `unimetric.losses`, written by `make docs`.
+from unimetric.losses.angular import Angular as Angular
+from unimetric.losses.arcface import ArcFace as ArcFace
+from unimetric.losses.circle import Circle as Circle
+from unimetric.losses.contrastive import Contrastive as Contrastive
+from unimetric.losses.cosface import CosFace as CosFace
+from unimetric.losses.curricularface import CurricularFace as CurricularFace
+from unimetric.losses.generalized_lifted import GeneralizedLifted as GeneralizedLifted
+from unimetric.losses.histogram import Histogram as Histogram
+from unimetric.losses.hyperbolic import Hyperbolic as Hyperbolic
+from unimetric.losses.lifted_structure import LiftedStructure as LiftedStructure
+from unimetric.losses.margin import Margin as Margin
+from unimetric.losses.multi_similarity import MultiSimilarity as MultiSimilarity
+from unimetric.losses.n_pair import NPair as NPair
+from unimetric.losses.normalized_softmax import NormalizedSoftmax as NormalizedSoftmax
+from unimetric.losses.nt_xent import NTXent as NTXent
+from unimetric.losses.proxy_anchor import ProxyAnchor as ProxyAnchor
+from unimetric.losses.proxy_nca import ProxyNCA as ProxyNCA
+from unimetric.losses.proxy_nca_pp import ProxyNCAPP as ProxyNCAPP
+from unimetric.losses.quadruplet import Quadruplet as Quadruplet
+from unimetric.losses.smooth_ap import SmoothAP as SmoothAP
+from unimetric.losses.snr import SNR as SNR
+from unimetric.losses.soft_triple import SoftTriple as SoftTriple
+from unimetric.losses.sup_con import SupCon as SupCon
+from unimetric.losses.triplet import Triplet as Triplet

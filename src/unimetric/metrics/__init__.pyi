@@ -1,0 +1,25 @@
+# Names of `unimetric.metrics`, written by `make docs`.
+from unimetric.geometry.space import Average as Average
+from unimetric.geometry.space import Hits as Hits
+from unimetric.geometry.space import Space as Space
+from unimetric.metrics._measure import explain as explain
+from unimetric.metrics._measure import interval as interval
+from unimetric.metrics._measure import measure as measure
+from unimetric.metrics.ami import ami as ami
+from unimetric.metrics.class_spectra import class_spectra as class_spectra
+from unimetric.metrics.f1 import f1 as f1
+from unimetric.metrics.harmonic import harmonic as harmonic
+from unimetric.metrics.map_at_k import map_at_k as map_at_k
+from unimetric.metrics.map_at_r import map_at_r as map_at_r
+from unimetric.metrics.mrr import mrr as mrr
+from unimetric.metrics.nmi import nmi as nmi
+from unimetric.metrics.per_source import per_source as per_source
+from unimetric.metrics.pi_inter import pi_inter as pi_inter
+from unimetric.metrics.pi_intra import pi_intra as pi_intra
+from unimetric.metrics.pi_ratio import pi_ratio as pi_ratio
+from unimetric.metrics.precision import precision as precision
+from unimetric.metrics.r_precision import r_precision as r_precision
+from unimetric.metrics.recall import recall as recall
+from unimetric.metrics.spectral_decay import spectral_decay as spectral_decay
+from unimetric.metrics.unified import unified as unified
+from unimetric.metrics.uniformity import uniformity as uniformity
