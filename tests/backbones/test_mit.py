@@ -111,7 +111,7 @@ def test_drop_path_is_random_in_training_only() -> None:
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnimetricError, match="`name` must be one of `b0`, .*, got 'b9'"):
+    with pytest.raises(UnimetricError, match=r"`name` must be one of `b0`, .*, got 'b9'"):
         create("backbones", "mit(name='b9')")
     with pytest.raises(UnimetricError, match="only one of `pretrained` and `weights`"):
         create("backbones", "mit(pretrained=True, weights='a.pth')")

@@ -36,7 +36,7 @@ def test_share_of_the_classes(shoes, share, count):
 
 
 def test_share_outside_of_one(shoes):
-    with pytest.raises(UnimetricError, match="`train` must be from 0 to 1 or a string or None, got 1.5"):
+    with pytest.raises(UnimetricError, match=r"`train` must be from 0 to 1 or a string or None, got 1.5"):
         read(shoes, "train=1.5")
 
 

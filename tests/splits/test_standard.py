@@ -101,7 +101,7 @@ def test_class_in_both_parts():
 
 
 def test_lone_test_class():
-    with pytest.raises(UnimetricError, match="toy: .* but 1 of 5 test images have none, the first of class `g`"):
+    with pytest.raises(UnimetricError, match=r"toy: .* but 1 of 5 test images have none, the first of class `g`"):
         divide(table((2, 2, 2, 2, 2, 2, 1, 2)))
 
 

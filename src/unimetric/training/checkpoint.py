@@ -51,6 +51,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
         progress: Position of the run.
     """
     fabric = state.fabric
+    check_finite_weights(state, folder)
     if fabric.global_rank == 0:
         save(
             folder / CHECKPOINT,
@@ -70,10 +71,26 @@ def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None
         folder: Run folder.
         line: Log line of the epoch.
     """
+    check_finite_weights(state, folder)
     notes: dict[str, Any] = {"metrics": line}
     if state.config.adapter:
         notes["backbone"] = state.config.backbone
     write_tensors(folder / "model.safetensors", state.trained.state_dict(), notes)
+
+
+def check_finite_weights(state: TrainingState, folder: Path) -> None:
+    """Raise an error if a weight is not finite, before it replaces a file of finite weights.
+
+    Args:
+        state: State of the run.
+        folder: Run folder, for the error.
+    """
+    weights = [weight.detach() for part in (state.bare, state.objective) for weight in part.parameters() if weight.requires_grad]
+    if weights and not torch.stack([torch.isfinite(weight).all() for weight in weights]).all():
+        raise UnimetricError(
+            f"{folder}: the weights are not finite; the last checkpoint is unchanged",
+            "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
+        )
 
 
 def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any], precision: Any | None = None) -> None:

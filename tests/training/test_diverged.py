@@ -1,0 +1,51 @@
+"""A diverged network stops the run, and finite weights stay on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+from unimetric.runs.weights import read_tensors
+from unimetric.spec import names
+from unimetric.training import loop
+from unimetric.training.loop import train
+
+
+@pytest.mark.parametrize("loss", sorted(set(names("losses"))))
+def test_run_with_a_nan_row_stops(loss: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = loop.Output
+
+    def broken(embeddings: torch.Tensor, *rest: object) -> object:
+        spoiled = embeddings.clone()
+        spoiled[0] = torch.nan
+        return whole(spoiled, *rest)
+
+    monkeypatch.setattr(loop, "Output", broken)
+    with pytest.raises(UnimetricError, match="not finite"):
+        train(replace(config, loss=loss, epochs=1, evaluate_every=0), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+def test_weights_that_are_not_finite_replace_no_file(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of the second epoch spoils the weights, so the loss of that epoch is finite, and nothing evaluates them."""
+    step = loop.take_step
+    folder = tmp_path / "run"
+
+    def spoil(state, batch, now):  # type: ignore[no-untyped-def]
+        result = step(state, batch, now)
+        if now >= 2 - 1.5 / state.steps:
+            with torch.no_grad():
+                next(state.bare.head.parameters()).fill_(torch.nan)
+        return result
+
+    monkeypatch.setattr(loop, "take_step", spoil)
+    with pytest.raises(UnimetricError, match="weights are not finite"):
+        train(replace(config, epochs=3, evaluate_every=0), folder, quiet=True)
+    for name in ("checkpoint.safetensors",):
+        tensors, _ = read_tensors(folder / name)
+        assert all(torch.isfinite(value).all() for value in tensors.values() if value.is_floating_point()), name
