@@ -151,6 +151,8 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     collect(tmp_path / "build" / "pages")
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "zensical.toml", tmp_path)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "doctests.py", tmp_path / "docs")
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

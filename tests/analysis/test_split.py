@@ -73,7 +73,7 @@ def test_features_are_made_once_and_checked(config, tmp_path):
     with pytest.raises(UnimetricError, match="not finite"):
         read_features(path, table)
     path.write_text("no")
-    with pytest.raises(UnimetricError, match=r"features\.npz: not an \.npz file"):
+    with pytest.raises(UnimetricError, match=r"features\.npz: must be an intact \.npz file"):
         features_of(config, path=path)
 
 

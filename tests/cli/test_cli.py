@@ -325,7 +325,7 @@ def test_evaluate_rejects_invalid_files(refused, capsys, monkeypatch, tmp_path: 
         refused("evaluate", str(bad), says="bad.npz: must be an intact .npz file")
     with bad.open("wb") as file:
         np.save(file, rows)
-    refused("evaluate", str(bad), says="bad.npz: not an .npz file")
+    refused("evaluate", str(bad), says="bad.npz: must be an intact .npz file")
     for wrong in (rows.astype(complex), rows.astype(str), rows[:, :0]):
         np.savez(bad, embeddings=wrong, labels=labels)
         refused("evaluate", str(bad), says="bad.npz: `embeddings` must be")

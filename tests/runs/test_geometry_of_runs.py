@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from unimetric.analysis import ensemble as ensembles
+from unimetric.analysis import evaluate as evaluations
 from unimetric.analysis import gallery as looks
 from unimetric.analysis.ensemble import ensemble
 from unimetric.analysis.evaluate import evaluate, evaluate_file

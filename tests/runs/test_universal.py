@@ -176,7 +176,7 @@ def test_an_exported_run_needs_nothing_else(adapter: str, run: Path, config: Run
         assert torch.allclose(model.eval()(images)[0], expected, rtol=1e-4, atol=1e-5)
     assert settings.adapter == ("" if adapter == "lora" else config.adapter)
     assert "weights" not in settings.backbone
-    with pytest.raises(UnimetricError, match="in use"):
+    with pytest.raises(UnimetricError, match="must be an empty or new folder"):
         export(folder, tmp_path / "out")
 
 
@@ -232,7 +232,7 @@ def test_an_ensemble_reads_once_and_refuses_other_pictures(
     pictures = len(read_table(config)[1].test)
     with pytest.raises(UnimetricError) as refused:
         ensemble([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
-    assert f"{tmp_path / 'c'}: its {pictures - 1} `test` pictures" in refused.value.message
+    assert f"{tmp_path / 'c'}: its {pictures - 1} `test` images" in refused.value.message
     assert f"are not the {pictures} of {tmp_path / 'a'} (`split = 'counted.without'`" in refused.value.message
     assert "`split=standard`" in refused.value.hint
 

@@ -129,7 +129,7 @@ def test_a_study_here_has_a_folder_here(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for place, says in (
         ("memory://bucket/study", "must be a folder of this machine"),
-        ("nowhere://study", "nowhere://study: cannot be reached"),
+        ("nowhere://study", "`--out` must be a folder of this machine, got nowhere://study"),
     ):
         with pytest.raises(UnimetricError, match=says):
             study(expand({"seed": [0]}), place, quiet=True)
