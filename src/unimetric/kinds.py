@@ -94,7 +94,7 @@ class Miner(Component, nn.Module):
 
 
 class Objective(Component, nn.Module):
-    """What a run minimizes: `objective(output, labels) -> {"name": term}`.
+    """Terms that a run minimizes: `objective(output, labels) -> {"name": term}`.
 
     The state of an objective is in `state_dict()` and `optimizers`, so that a resumed run continues
     exactly. A module inside an objective may set three attributes that `groups` reads: `lr`, its

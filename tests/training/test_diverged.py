@@ -16,7 +16,7 @@ from unimetric.training import loop
 from unimetric.training.loop import train
 
 
-@pytest.mark.parametrize("loss", sorted(set(names("losses"))))
+@pytest.mark.parametrize("loss", names("losses"))
 def test_run_with_a_nan_row_stops(loss: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loop.Output
 
@@ -46,6 +46,5 @@ def test_weights_that_are_not_finite_replace_no_file(config: RunConfig, tmp_path
     monkeypatch.setattr(loop, "take_step", spoil)
     with pytest.raises(UnimetricError, match="weights are not finite"):
         train(replace(config, epochs=3, evaluate_every=0), folder, quiet=True)
-    for name in ("checkpoint.safetensors",):
-        tensors, _ = read_tensors(folder / name)
-        assert all(torch.isfinite(value).all() for value in tensors.values() if value.is_floating_point()), name
+    tensors, _ = read_tensors(folder / "checkpoint.safetensors")
+    assert all(torch.isfinite(value).all() for value in tensors.values() if value.is_floating_point())

@@ -258,7 +258,7 @@ class Pack:
         few = 32  # images per task: enough to make scheduling cheap, few enough for a smooth progress bar
         tasks = [range(start, min(start + few, len(chosen))) for start in range(0, len(chosen), few)]
         done = 0
-        with closing(map_in_order(fill, tasks, workers or _cores())) as counts:
+        with closing(map_in_order(fill, tasks, workers or count_cores())) as counts:
             for count in counts:
                 done += count
                 if progress is not None:
@@ -266,7 +266,8 @@ class Pack:
         return pixels, offsets, sizes
 
 
-def _cores() -> int:
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -11,9 +11,10 @@ from unimetric.spec import create
 
 
 def resolve_miner(loss: Any, miner: str | nn.Module | None) -> Any:
-    """The miner that a loss uses: the one it is given, or its paper's. One whose tuples the loss cannot read is refused.
+    """Return the miner of a loss: the given one, or its `default_miner`.
 
-    A loss says `default_miner = "..."` and `reads = (Pairs, Triplets)`; a miner says `gives = Triplets`.
+    Raises:
+        UnimetricError: The loss does not read the tuples that the miner `gives`.
     """
     built = create("miners", miner or loss.default_miner)
     if built.gives not in loss.reads:

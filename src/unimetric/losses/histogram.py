@@ -49,7 +49,7 @@ class Histogram(Loss):
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         position = (similarity + 1) * ((self.nodes - 1) / 2)
-        node = position.detach().floor().nan_to_num(0).clamp(0, self.nodes - 2)  # NaN is no index; it remains in the counts
+        node = position.detach().floor().nan_to_num(0).clamp(0, self.nodes - 2)  # NaN cannot be an index, but stays in the counts
         counted = pairs.positive | pairs.negative
         upper = torch.where(counted, position - node, 0)
         lower = torch.where(counted, node + 1 - position, 0)

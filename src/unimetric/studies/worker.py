@@ -16,12 +16,12 @@ from typing import Any
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.runs.storage import Mirror, on_disk, pull
+from unimetric.spec import trusting
 
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
-from unimetric.spec import trusting
 
 
 def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds: float = 30.0, trust: Sequence[str] = ()) -> None:
@@ -32,6 +32,7 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
         place: Folder of the study, or its fsspec URL.
         pictures: Whether to write `gallery.npz` for the report.
         seconds: Time between copies to remote storage, in seconds.
+        trust: Packages that the caller trusts; see `spec.trusting`.
     """
     with trusting(*trust):
         _work(from_settings(settings, "study"), place, pictures=pictures, seconds=seconds)

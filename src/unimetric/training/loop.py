@@ -122,5 +122,5 @@ def take_step(state: TrainingState, batch: Batch, now: float) -> tuple[Tensor, d
     with torch.no_grad():
         objective.stepped()
     state.sampler.refresh(batch.rows, output.embeddings.detach())
-    # Some losses skip rows that are not numbers. Their sum tells, and is read with the loss.
+    # Some losses skip rows that are not finite. Adding 0 times their sum makes the reported loss not finite, without synchronizing.
     return loss.detach() + 0 * output.embeddings.detach().sum(), terms
