@@ -56,8 +56,9 @@ class RunConfig:
         sampler: Sampler spec string: the rows of each batch.
         optimizer: Optimizer spec string.
         schedule: Schedule spec string.
-        metrics: Metric spec strings, evaluated on the test classes. The first metric selects the best epoch, so it must not be a
-            structure metric.
+        metrics: Metric spec strings, evaluated on the test classes, and on the validation classes if there are any. `train: ` before
+            one evaluates it on the training images, as in `train: spectral_decay`. The first metric selects the best epoch, so it
+            must not be a structure metric.
         chosen_by: Number of leading metrics whose sum selects the best epoch: 2 for recall@1 + mAP@1000, as in ooDML. A metric for
             which lower is better is subtracted.
         geometry: Geometry of the evaluation: `cosine`, `euclidean` (L2 distance of raw embeddings), `inner` (inner product of raw
@@ -129,6 +130,16 @@ class RunConfig:
         """
         settings = {key: value for key, value in asdict(self).items() if key not in NO_RESULT and (key, value) not in _LATER.items()}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def test_metrics(self) -> list[str]:
+        """Metrics of the validation and test classes."""
+        return [text for part, text in map(split_metric, self.metrics) if part == "test"]
+
+    @property
+    def train_metrics(self) -> list[str]:
+        """Metrics of the training images, without the prefix."""
+        return [text for part, text in map(split_metric, self.metrics) if part == "train"]
 
     def dump(self) -> str:
         """Return all settings as TOML."""
@@ -292,6 +303,16 @@ def split_specs(text: str, place: str) -> list[str]:
     return specs
 
 
+def split_metric(text: str) -> tuple[str, str]:
+    """Split an entry of `metrics` into the part of the split, `test` or `train`, and the metric's spec string.
+
+    >>> split_metric("recall(k=1)"), split_metric("train: spectral_decay")
+    (('test', 'recall(k=1)'), ('train', 'spectral_decay'))
+    """
+    part, colon, metric = text.partition(":")
+    return ("train", metric.strip()) if colon and part.strip() == "train" else ("test", text)
+
+
 def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfig:
     """Check settings and return them as a `RunConfig`. Errors start with `place`."""
     known = {field.name: field for field in fields(RunConfig)}
@@ -314,14 +335,19 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
     for key, kind in PARTS.items():
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
             if text or key not in _MAY_BE_EMPTY:
-                check_part(kind, text, place, key)
+                check_part(kind, split_metric(text)[1] if key == "metrics" else text, place, key)
     _check_choice(config, place)
     return config
 
 
 def _check_choice(config: RunConfig, place: str) -> None:
-    """Raise an error if a structure metric would select the best epoch."""
+    """Raise an error if a structure metric, or a metric of the training images, would select the best epoch."""
     for text in config.metrics[: config.chosen_by]:
+        if split_metric(text)[0] == "train":
+            raise UnimetricError(
+                f"{place}: metrics: `{text}` is measured on the training images, which cannot select the best epoch",
+                "put another metric before it, such as `recall(k=1)`",
+            )
         try:
             judges = better(text) != "neither"
         except UnimetricError as error:

@@ -75,7 +75,8 @@ def evaluate(
         kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
         write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
     space = space_of(embeddings, table, rows, loss=loss, geometry=config.geometry)
-    return numbers_of(space, list(metrics or config.metrics), rerank=rerank, level=level)
+    own = (config.train_metrics if part == "train" else []) or config.test_metrics
+    return numbers_of(space, list(metrics) or own, rerank=rerank, level=level)
 
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:

@@ -48,7 +48,11 @@ def train(
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
     for name, line in best.get("variants", {}).items():
         print(f"  {name}: best epoch {line['epoch']}: {_numbers(line)}")
+    if best.get("raw"):
+        print(f"raw backbone: {_numbers(best['raw'])}")
     print(f"see {folder}; compute more metrics with: unimetric evaluate {folder}")
+    if best.get("warning"):
+        print(f"warning: {best['warning']}")
 
 
 def _numbers(line: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,26 @@ from unimetric.spec import create
 
 @torch.inference_mode()
 def embed(
-    fabric: Fabric, model: Any, loader: Resident | Streamed, rows: np.ndarray, view: View, *, batch: int, progress: Progress | None = None
+    fabric: Fabric,
+    model: Any,
+    loader: Resident | Streamed,
+    rows: np.ndarray,
+    view: View,
+    *,
+    batch: int,
+    read: Callable[[Any], Tensor] | None = None,
+    progress: Progress | None = None,
 ) -> Float[Tensor, "N D"]:
     """Compute the raw embeddings of some rows, in float32 on the device. Each rank embeds a slice of them.
 
     Args:
         fabric: Fabric of the run.
-        model: Model; its first output is the embeddings.
+        model: Model.
         loader: Source of image crops.
         rows: Indices of the rows.
         view: Center crop or augmented view.
         batch: Number of images per batch.
+        read: (Output of the model) -> vectors (B, D). Defaults to the first output, the embeddings.
         progress: Callback with (finished rows, all rows of this rank).
 
     Returns:
@@ -46,7 +56,8 @@ def embed(
     requests = ((full[start : start + batch], view) for start in range(0, len(full), batch))
     parts = []
     for images in loader.load(requests):
-        parts.append(model(images)[0].float())
+        output = model(images)
+        parts.append((output[0] if read is None else read(output)).float())
         if progress is not None:
             progress(min(len(parts) * batch, len(mine)), len(mine))
     model.train(was_training)

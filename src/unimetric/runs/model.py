@@ -43,8 +43,7 @@ def build_model(config: RunConfig) -> Model:
     Args:
         config: Settings of the run.
     """
-    torch.manual_seed(config.seed)
-    bare = create("backbones", config.backbone, seed=config.seed)
+    bare = build_backbone(config)
     before = {id(tensor) for tensor in (*bare.parameters(), *bare.buffers())}
     backbone = adapted(bare, config)
     model = Model(backbone, create("heads", config.head, features=backbone.channels, seed=config.seed))
@@ -52,6 +51,16 @@ def build_model(config: RunConfig) -> Model:
         state = model.state_dict(keep_vars=True)
         model.frozen = frozenset(name for name, tensor in state.items() if id(tensor) in before and not tensor.requires_grad)
     return model
+
+
+def build_backbone(config: RunConfig) -> Backbone:
+    """Build the backbone of the settings, without an adapter. The seed sets random weights.
+
+    Args:
+        config: Settings of the run.
+    """
+    torch.manual_seed(config.seed)
+    return create("backbones", config.backbone, seed=config.seed)
 
 
 def adapted(backbone: Backbone, config: RunConfig) -> Backbone:

@@ -13,7 +13,7 @@ from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.runs.device import CSVLogger, Fabric, TensorBoardLogger
-from unimetric.training.state import TrainingState, count_per_dataset, evaluate_splits
+from unimetric.training.state import TrainingState, count_per_dataset, evaluate_starting_point
 
 
 def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> float:
@@ -46,7 +46,7 @@ def format_log_line(line: dict[str, Any], epochs: int) -> str:
 
 def main_metrics(line: dict[str, Any]) -> dict[str, float]:
     """Return the metric values `PART/METRIC` of a line, without loss terms and head variants."""
-    return {key: value for key, value in line.items() if key.startswith(("validation/", "test/"))}
+    return {key: value for key, value in line.items() if key.startswith(("validation/", "test/", "train/"))}
 
 
 def variant_lines(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -63,7 +63,7 @@ def variant_lines(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in line.items():
         space, slash, metric = key.partition("/")
         part, blank, name = space.partition(" ")
-        if slash and blank and part in ("validation", "test"):
+        if slash and blank and part in ("validation", "test", "train"):
             found.setdefault(name, {"epoch": line["epoch"]})[f"{part}/{metric}"] = value
     return found
 
@@ -136,12 +136,15 @@ def _epoch(line: str) -> float:
         return math.inf  # a line that was not written completely
 
 
-def log_starting_point(state: TrainingState, log: Log) -> None:
-    """Print the sizes of the run, evaluate the model before the first step, and log both.
+def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
+    """Print the sizes of the run, evaluate the raw backbone and the model before the first step, and log both.
 
     Args:
         state: State of the run.
         log: Log of the run.
+
+    Returns:
+        The log line of epoch 0. `raw` has the metric values of the raw backbone, if they were measured.
     """
     config, display = state.config, state.display
     test_classes = len(np.unique(state.table.labels[state.split.test]))
@@ -154,10 +157,13 @@ def log_starting_point(state: TrainingState, log: Log) -> None:
         display.line(f"  {name}: {images:,} training images of {classes:,} classes")
         line |= {f"pictures of {name}": images, f"classes of {name}": classes}
     if config.evaluate_every:
-        line |= evaluate_splits(state)
+        values, raw = evaluate_starting_point(state)
+        line |= values | {"raw": raw}
+        display.line("  ".join(["raw backbone", *(f"{key} {value:.4f}" for key, value in raw.items())]))
         display.line(format_log_line(line, config.epochs))
     if len(line) > 1:
         log.write(line)
+    return line
 
 
 def write_skipped(state: TrainingState, folder: Path) -> None:

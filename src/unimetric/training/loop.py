@@ -35,8 +35,10 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         quiet: Whether all output is suppressed.
 
     Returns:
-        The line of `metrics.jsonl` of the best epoch. If the head has variants, such as the weightings of
-        `diva`, `variants` holds the best epoch of each and its metric values.
+        The line of `metrics.jsonl` of the best epoch, which may be 0, the untrained model. `raw` holds the
+        metric values of the backbone's own features, and `warning` a sentence if training did not help.
+        If the head has variants, such as the weightings of `diva`, `variants` holds the best epoch of each
+        and its metric values.
     """
     folder = Path(folder)
     check_same_run(config, folder)
@@ -60,7 +62,10 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         progress = resume(state, folder)
         log = Log(folder, fabric, upto=progress.epoch if progress.resumed else -1)
         if not progress.resumed:
-            log_starting_point(state, log)
+            line = log_starting_point(state, log)
+            progress.raw = line.get("raw", {})
+            if progress.raw and progress.record(line, state) and main:  # training may make a model worse
+                write_best(state, folder, line)
 
         for epoch in range(progress.epoch, config.epochs):
             # --- Steps: the display reads the loss once per second, nothing else synchronizes -------------
@@ -93,7 +98,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to resume")
 
         # --- Done ---------------------------------------------------------------------------------------
-        return finish(fabric, folder, progress.result())
+        return finish(fabric, folder, progress.result(state))
 
 
 def take_step(state: TrainingState, batch: Batch, now: float) -> tuple[Tensor, dict[str, Tensor]]:

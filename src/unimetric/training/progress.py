@@ -26,6 +26,7 @@ class Progress:
         loss: Sum of the losses of these steps.
         best: `value`, the score that selects the epoch, and `line`, the log line of the best epoch.
         variants: For each head variant, the metric values of its own best epoch.
+        raw: Metric values of the raw backbone, if they were measured.
         resumed: Whether the run continues from a checkpoint. This is not stored.
     """
 
@@ -34,11 +35,12 @@ class Progress:
     loss: float = 0.0
     best: dict[str, Any] | None = None
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    raw: dict[str, float] = field(default_factory=dict)
     resumed: bool = False
 
     def notes(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        return {"epoch": self.epoch, "step": self.step, "loss": self.loss, "best": self.best, "variants": self.variants}
+        return {key: value for key, value in vars(self).items() if key != "resumed"}
 
     def at(self, epoch: int, step: int, loss: float) -> Progress:
         """Move to a position, and return the progress itself."""
@@ -62,18 +64,42 @@ class Progress:
         improved = self.best is None or value > self.best["value"]
         if improved:
             notes: dict[str, Any] = {"chosen_on": state.chosen_on}
-            lower = [text for text in config.metrics if better(text) == "lower"]
+            lower = [text for text in (*config.test_metrics, *config.train_metrics) if better(text) == "lower"]
             if lower:
                 notes["lower_is_better"] = lower  # for the report, which does not import the metrics
             self.best = {"value": value, "line": line | notes}
         return improved
 
-    def result(self) -> dict[str, Any]:
-        """Return the log line of the best epoch, with the best results of the head variants."""
+    def result(self, state: TrainingState) -> dict[str, Any]:
+        """Return the log line of the best epoch, with what belongs to the whole run.
+
+        Args:
+            state: State of the run.
+
+        Returns:
+            The line, with `variants` (best results of the head variants), `raw` (metric values of the raw backbone) and `warning`
+            (a sentence, if training did not help), where there are any.
+        """
         assert self.best is not None, "the last epoch is always evaluated"
-        if self.variants:
-            return self.best["line"] | {"variants": self.variants}
-        return self.best["line"]
+        more = {"variants": self.variants, "raw": self.raw, "warning": self.warning(state)}
+        return self.best["line"] | {key: value for key, value in more.items() if value}
+
+    def warning(self, state: TrainingState) -> str:
+        """Return a sentence if the best epoch is not better than the raw backbone, or is the untrained model, else nothing.
+
+        Args:
+            state: State of the run.
+        """
+        if self.best is None or not self.raw:
+            return ""
+        metrics = state.config.metrics[: state.config.chosen_by]
+        best, raw = self.best["value"], score(metrics, self.raw, state.chosen_on)
+        untrained = self.best["line"]["epoch"] == 0
+        if best > raw and not untrained:
+            return ""
+        problem = "no epoch is better than the untrained model" if untrained else "no epoch is better than the raw backbone"
+        name = f"{state.chosen_on} {' + '.join(metrics)}"
+        return f"training did not help: {problem} ({name}: best epoch {best:.4f}, raw backbone {raw:.4f})"
 
 
 class Meter:

@@ -20,7 +20,7 @@ from unimetric.metrics import measure
 from unimetric.runs.device import Fabric
 from unimetric.runs.display import Display
 from unimetric.runs.embed import embed, space_of
-from unimetric.runs.model import Model, build_model, loss_with_geometry
+from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, readable
 from unimetric.runs.weights import Trained
 from unimetric.samplers import occurrence, rank_slice
@@ -278,40 +278,105 @@ def count_per_dataset(table: Table, split: Split) -> dict[str, tuple[int, int]]:
     return {name: (int(mine.sum()), len(np.unique(labels[mine]))) for name, mine in rows.items()}
 
 
-def embed_rows(state: TrainingState, rows: np.ndarray) -> Tensor:
+def embed_rows(state: TrainingState, rows: np.ndarray, *, model: Any = None, read: Callable[[Any], Tensor] | None = None) -> Tensor:
     """Embed some rows, center-cropped.
 
     Args:
         state: State of the run.
         rows: Indices of the rows in the table.
+        model: Model. Defaults to that of the run.
+        read: (Output of the model) -> vectors. Defaults to the embeddings.
     """
     return embed(
         state.fabric,
-        state.model,
+        state.model if model is None else model,
         state.loader,
         rows,
         View(state.recipe),
         batch=state.config.evaluate_batch,
+        read=read,
         progress=lambda done, total: state.display.step("evaluating", done, total),
     )
 
 
+def embed_with_features(state: TrainingState, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of some rows, and the raw backbone's own features: its global token, without adapter and head.
+
+    Args:
+        state: State of the run, before the first step.
+        rows: Indices of the rows in the table.
+    """
+    config, fabric = state.config, state.fabric
+    if not config.adapter:  # one pass gives both
+        both = embed_rows(state, rows, read=lambda output: torch.cat([output[0].float(), output[1][:, 0].float()], 1))
+        embeddings, features = both.tensor_split([state.bare.dim], 1)
+        return embeddings, features
+    with torch.random.fork_rng():  # an adapter changes the features, so they need a backbone of their own
+        backbone = build_backbone(config).requires_grad_(False).to(fabric.device)
+    with fabric.autocast():
+        features = embed_rows(state, rows, model=backbone, read=lambda tokens: tokens[:, 0])
+    return embed_rows(state, rows), features
+
+
+def measured_parts(state: TrainingState) -> list[tuple[str, np.ndarray, list[str]]]:
+    """Return the parts of the split to evaluate: name, rows and metrics."""
+    config, split = state.config, state.split
+    parts = [
+        ("validation", split.validation, config.test_metrics),
+        ("test", split.test, config.test_metrics),
+        ("train", np.unique(split.train), config.train_metrics),  # a sampled split may repeat rows
+    ]
+    return [(part, rows, metrics) for part, rows, metrics in parts if len(rows) and metrics]
+
+
 def evaluate_splits(state: TrainingState) -> dict[str, float]:
-    """Compute every metric on the validation classes, if there are any, and on the test classes.
+    """Compute every metric on its part of the split: the validation and test classes, or the training images.
 
     Returns:
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
     """
-    config = state.config
     found: dict[str, float] = {}
-    own = loss_with_geometry(config, state.bare.dim)
-    loss = next((part for part in state.objective.modules() if type(part) is type(own)), own)  # the trained one
-    for part, rows in (("validation", state.split.validation), ("test", state.split.test)):
-        if not len(rows):
-            continue
-        embeddings = embed_rows(state, rows)
-        variants = {f"{part} {name}": points for name, points in state.bare.head.variants(embeddings).items()}
-        for name, points in {part: embeddings, **variants}.items():
-            space = space_of(points, state.table, rows, loss=loss, geometry=config.geometry)
-            found |= {f"{name}/{key}": value for key, value in measure(space, list(config.metrics)).items()}
+    for part, rows, metrics in measured_parts(state):
+        found |= measure_embeddings(state, part, rows, metrics, embed_rows(state, rows))
+    return found
+
+
+def evaluate_starting_point(state: TrainingState) -> tuple[dict[str, float], dict[str, float]]:
+    """Compute every metric before the first step, of the model and of the raw backbone.
+
+    The head of an untrained model is often a random projection. What training has to improve on is the backbone itself.
+
+    Returns:
+        Values of the model as in `evaluate_splits`, and values by `PART/METRIC` of the raw backbone's features by the cosine.
+    """
+    found: dict[str, float] = {}
+    raw: dict[str, float] = {}
+    for part, rows, metrics in measured_parts(state):
+        embeddings, features = embed_with_features(state, rows)
+        found |= measure_embeddings(state, part, rows, metrics, embeddings)
+        space = space_of(features, state.table, rows)
+        raw |= {f"{part}/{key}": value for key, value in measure(space, metrics).items()}
+    return found, raw
+
+
+def measure_embeddings(state: TrainingState, part: str, rows: np.ndarray, metrics: list[str], embeddings: Tensor) -> dict[str, float]:
+    """Compute metrics of some rows' embeddings, and of the variants of the head, in the geometry of the run.
+
+    Args:
+        state: State of the run.
+        part: Name of the part.
+        rows: Indices of the rows in the table.
+        metrics: Metric spec strings.
+        embeddings: Raw embeddings of the rows.
+
+    Returns:
+        Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
+    """
+    found: dict[str, float] = {}
+    own = loss_with_geometry(state.config, state.bare.dim)
+    loss = next((module for module in state.objective.modules() if type(module) is type(own)), own)  # the trained one
+    variants = {f"{part} {name}": points for name, points in state.bare.head.variants(embeddings).items()}
+    for name, points in {part: embeddings, **variants}.items():
+        space = space_of(points, state.table, rows, loss=loss, geometry=state.config.geometry)
+        found |= {f"{name}/{key}": value for key, value in measure(space, metrics).items()}
     return found

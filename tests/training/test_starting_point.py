@@ -1,0 +1,94 @@
+"""The raw backbone is measured before training, and a run says so if training did not help."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unimetric import load
+from unimetric.analysis.evaluate import evaluate
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+from unimetric.images.loading import View, open_pictures
+from unimetric.metrics import Space, map_at_r
+from unimetric.runs.rows import read_table
+from unimetric.runs.weights import read_tensors
+from unimetric.spec import create
+from unimetric.training.loop import train
+
+
+def _lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _features(config: RunConfig, rows: np.ndarray) -> torch.Tensor:
+    """The features of the backbone of some settings, computed without the training code."""
+    torch.manual_seed(config.seed)
+    backbone = create("backbones", config.backbone).eval()
+    table, _ = read_table(config)
+    loader = open_pictures(table, device=torch.device("cpu"), mean=backbone.mean, std=backbone.std, residence="host", workers=0)
+    [images] = loader.load([(rows, View(create("transforms", config.transform)))])
+    with torch.inference_mode():
+        return backbone(images)[:, 0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"backbone": "timm(name='vit_tiny_patch16_224', image_size=32)", "adapter": "vpt(length=4)"}])
+def test_raw_backbone_has_its_own_features(settings: dict[str, str], config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, epochs=1, metrics=("map_at_r",), **settings)
+    best = train(config, tmp_path / "run", quiet=True)
+    table, split = read_table(config)
+    value = map_at_r(Space(_features(config, split.test), torch.from_numpy(table.labels[split.test])))
+    assert best["raw"]["test/map_at_r"] == pytest.approx(value, abs=1e-4)
+    first = _lines(tmp_path / "run")[0]
+    assert first["raw"] == best["raw"]
+    assert abs(value - first["test/map_at_r"]) > 1e-3, "the head's random projection is another space"
+
+
+def test_measuring_the_raw_backbone_changes_no_weight(config: RunConfig, tmp_path: Path) -> None:
+    train(replace(config, epochs=1, evaluate_every=1), tmp_path / "a", quiet=True)
+    train(replace(config, epochs=1, evaluate_every=0), tmp_path / "b", quiet=True)
+    assert "raw" not in json.loads((tmp_path / "b" / "done").read_text())
+    first, second = (read_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in "ab")
+    assert all(torch.equal(first[key], second[key]) for key in second)
+
+
+def test_untrained_model_may_be_the_best(config: RunConfig, tmp_path: Path) -> None:
+    """A learning rate that destroys the network: the untrained weights are kept, and a sentence says so."""
+    config = replace(config, optimizer="sgd(lr=1e4)", epochs=2)
+    best = train(config, tmp_path / "run", quiet=True)
+    lines = _lines(tmp_path / "run")
+    assert max(line["test/recall(k=1)"] for line in lines[1:]) < lines[0]["test/recall(k=1)"]
+    assert best["epoch"] == 0 and best["warning"].startswith("training did not help: no epoch is better than the untrained model")
+    assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(lines[0]["test/recall(k=1)"])
+
+
+def test_interrupted_run_keeps_the_raw_values(config: RunConfig, tmp_path: Path) -> None:
+    whole = train(config, tmp_path / "whole", quiet=True)
+    train(replace(config, epochs=1), tmp_path / "part", quiet=True)
+    (tmp_path / "part" / "done").unlink()
+    (tmp_path / "part" / "config.toml").write_text(config.dump())
+    assert train(config, tmp_path / "part", quiet=True)["raw"] == whole["raw"]
+
+
+def test_metrics_of_the_training_images(config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, epochs=1, metrics=("recall(k=1)", "train: spectral_decay", "train: recall(k=1)"))
+    train(config, tmp_path / "run", quiet=True)
+    last = _lines(tmp_path / "run")[-1]
+    assert {"test/recall(k=1)", "train/spectral_decay", "train/recall(k=1)"} <= set(last)
+    assert "test/spectral_decay" not in last
+    measured = evaluate(tmp_path / "run", part="train")
+    best = json.loads((tmp_path / "run" / "done").read_text())
+    assert measured == pytest.approx({"spectral_decay": best["train/spectral_decay"], "recall(k=1)": best["train/recall(k=1)"]})
+    assert set(evaluate(tmp_path / "run")) == {"recall(k=1)"}
+
+
+def test_training_images_cannot_select_the_epoch() -> None:
+    with pytest.raises(UnimetricError, match="measured on the training images"):
+        load(metrics=["train: recall(k=1)", "recall(k=1)"])
+    with pytest.raises(UnimetricError, match="did you mean `spectral_decay`"):
+        load(metrics=["recall(k=1)", "train: spectral"])
