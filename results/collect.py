@@ -30,7 +30,7 @@ from unimetric.files import write_text
 #: An absolute, home or parent path, up to the quote that ends it.
 _PATH = re.compile(r"(?<![\w.)])(?:~\w*|\.\.)?/(?:[^'\"]*/)?([^'\"/]*)")
 #: Keys of metric values: `test/recall(k=1)`, and for a variant of the head `test weights=1,1,1,1/recall(k=1)`.
-_METRIC = re.compile(r"(test|validation)( [^/]*)?/")
+_METRIC = re.compile(r"(test|validation|train)( [^/]*)?/")
 
 
 def scrub(value: Any, renames: dict[str, str]) -> Any:

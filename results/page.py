@@ -88,7 +88,10 @@ class Results:
         if "ags" in column:
             scores = [self.values(table, row, {"metric": column["metric"], "of": key}) for key in column["ags"]]
             return [ags(list(column["ags"].values()), list(seed)) for seed in zip(*scores, strict=True)]
-        return [self.value(table, row, column, name) for name in row.get(column.get("of", "runs"), [])]
+        names = row.get(column.get("of", "runs"), [])
+        if column.get("optional"):  # a metric of the training images, which some runs lack, and every variant of a head
+            names = [name for name in names if column["metric"] in self.runs[name].get("train", {}) and "variant" not in row]
+        return [self.value(table, row, column, name) for name in names]
 
     def value(self, table: Table, row: Table, column: Table, name: str) -> Any:
         """Return a metric of one run, at the best epoch unless the column has another `epoch`."""
