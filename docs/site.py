@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from unimetric.cli.catalogue import papers
+from unimetric.cli.catalogue import papers, settings_page
 from unimetric.spec import kinds, names
 
 ROOT = Path(__file__).parents[1]
@@ -53,10 +53,11 @@ def collect(folder: Path) -> None:
     for name in COPIED:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "papers.md"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "papers.md", "settings.md"))
         else:
             shutil.copy(ROOT / name, folder / name)
     (folder / "docs" / "papers.md").write_text(papers())
+    (folder / "docs" / "settings.md").write_text(settings_page())
     (folder / "docs" / "reference").mkdir()
     for name, text in reference().items():
         (folder / "docs" / "reference" / f"{name}.md").write_text(text)

@@ -9,14 +9,18 @@ import pydoc
 import subprocess
 import sys
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
 
 import unimetric
 from unimetric import Space, UnimetricError, kinds, metrics
+from unimetric.arguments import allowed_values
 from unimetric.cli import stubs
-from unimetric.spec import KINDS, components, create, find, names
+from unimetric.declarations import read_declaration
+from unimetric.spec import KINDS, components, create, find, names, signature
 
 
 def test_kinds_have_a_folder_and_an_interface() -> None:
@@ -54,6 +58,80 @@ def test_functions_are_called_with_checked_arguments() -> None:
     assert metrics.recall(space, k=3) == 1.0
     with pytest.raises(UnimetricError, match="`k` must be at least 1, got 0"):
         metrics.recall(space, k=0)
+
+
+def shape(allowed: Any) -> Any:
+    """An annotation with classes by name, and without what only type checkers read, such as the shape of an array."""
+    origin, options = get_origin(allowed), get_args(allowed)
+    if origin is Annotated:
+        return shape(options[0]), allowed.__metadata__
+    if origin in (Union, UnionType):
+        return "or", tuple(map(shape, options))
+    if origin in (list, tuple):
+        return origin, tuple(map(shape, options))
+    if origin is Literal:
+        return allowed
+    return allowed.__name__ if type(allowed) is type else "any"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_source_and_import_agree_on_every_component(kind: str) -> None:
+    for name in names(kind):
+        read, part = read_declaration(kind, name), find(kind, name)
+        live = {key: each for key, each in signature(part).parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+        assert list(read.parameters) == list(live), name
+        for key, parameter in live.items():
+            assert read.parameters[key].default == parameter.default and read.parameters[key].kind == parameter.kind, (name, key)
+            assert type(read.parameters[key].default) is type(parameter.default), (name, key)
+            assert shape(read.parameters[key].annotation) == shape(allowed_values(part, key)), (name, key)
+        assert (read.name, read.doc, read.is_function) == (part.__name__, inspect.getdoc(part), inspect.isfunction(part))
+
+
+@pytest.mark.parametrize(
+    ("kind", "member"),
+    [
+        ("losses", "family"),
+        ("losses", "default_miner"),
+        ("losses", "reads"),
+        ("miners", "gives"),
+        ("objectives", "views"),
+        ("heads", "test_time"),
+        ("samplers", "needs_embeddings"),
+        ("metrics", "better"),
+    ],
+)
+def test_source_and_import_agree_on_attributes(kind: str, member: str) -> None:
+    for name in names(kind):
+        live = getattr(find(kind, name), member)
+        shown = tuple(getattr(each, "__name__", each) for each in live) if isinstance(live, tuple) else getattr(live, "__name__", live)
+        assert read_declaration(kind, name).members.get(member, "higher") == shown, name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list",
+        "list losses",
+        "list losses margin",
+        "list settings",
+        "configs",
+        "--help",
+        "--version",
+        "train --help",
+        "check cub200_margin glyphs_losses",
+        "check loss=circle miner=semihard",
+        "check metrics=recall(k=0)",
+    ],
+)
+def test_commands_do_not_import_torch(words: str) -> None:
+    code = (
+        "import sys; from unimetric.cli import main; sys.argv = ['unimetric', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'timm', 'lightning'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, timeout=120)
+    assert "AssertionError" not in done.stderr and done.returncode in (0, 2), done.stderr
+    assert (done.returncode == 2) == ("circle" in words or "k=0" in words)
 
 
 def test_functions_can_be_pickled() -> None:

@@ -27,7 +27,7 @@ OFFERED = {"num_classes": 4, "dim": 8, "branches": (8,), "features": 8, "batch_s
 def some_space(sources=1):
     torch.manual_seed(0)
     labels = torch.arange(60) // 6
-    return Space(torch.randn(60, 8), labels, source=labels % sources)
+    return Space(torch.randn(60, 8), labels, gallery=labels < 9, source=labels % sources)  # the last class is unknown to the gallery
 
 
 # --- the list of types ------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from unimetric.config import load
 from unimetric.errors import UnimetricError
-from unimetric.spec import bind, create, find, kinds, names, parse
+from unimetric.spec import OFFERED, bind, bind_arguments, create, find, kinds, names, parse
 
 
 def refused(text: str, kind: str = "losses", **offered: object) -> str:
@@ -89,3 +92,86 @@ def test_sizes_that_cannot_be_are_refused_when_a_part_is_built(kind: str, text: 
     key = text.partition("(")[2]
     assert f"`{key.partition('=')[0]}` must be at least " in refused(text, kind)
     assert f"in `{text}`" in refused(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "hint"),
+    [
+        ("metrics", "recall@1", "write `recall(k=1)`"),
+        ("metrics", "R@10", "write `recall(k=10)`"),
+        ("metrics", "precision@5", "write `precision(k=5)`"),
+        ("metrics", "map@r", "write `map_at_r`"),
+        ("metrics", "mAP@R", "write `map_at_r`"),
+        ("metrics", "mAP@1000", "write `map_at_k(k=1000)`"),
+        ("metrics", "recall(k=1), map_at_r", "separate several with semicolons: `recall(k=1); map_at_r`"),
+        ("metrics", "recall(k=1),map_at_k(k=10)", "separate several with semicolons: `recall(k=1); map_at_k(k=10)`"),
+        ("backbones", "resnet50", "a network of timm is written as `timm(name='resnet50')`"),
+        ("backbones", "vit_small_patch14_dinov2.lvd142m", "`timm(name='vit_small_patch14_dinov2.lvd142m')`"),
+        ("datasets", "images", "write `folder(root='images')`"),
+        ("datasets", "./images", "write `folder(root='./images')`"),
+        ("datasets", "cub.pack", "write `pack(path='cub.pack')`"),
+        ("datasets", "data/cub.pack", "write `pack(path='data/cub.pack')`"),
+        ("datasets", "birds.csv", "write `csv(file='birds.csv')`"),
+        ("loss", "margin", "did you mean `losses`?"),
+        ("metric", "recall", "did you mean `metrics`?"),
+    ],
+)
+def test_hints_name_what_to_type(kind: str, text: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnimetricError) as caught:
+        create(kind, text)
+    assert hint in caught.value.hint
+    if "; " not in hint and kind in kinds():
+        suggested = caught.value.hint.rpartition("`")[0].rpartition("`")[2]
+        assert bind_arguments(kind, suggested) is not None
+
+
+@pytest.mark.parametrize("text", ["a" + ".a" * 700, "a" + ".a" * 5_000, "a" + ".a" * 100_000, f"margin(beta={'-' * 5_000}1)", "(" * 5_000])
+def test_deep_spec_strings_are_errors(text: str) -> None:
+    for kind in ("losses", "datasets", "backbones"):
+        message = refused(text, kind)
+        assert len(message) < 1_000
+
+
+def test_dotted_names_may_be_long() -> None:
+    assert parse("a" + ".b" * 800).name == "a" + ".b" * 800
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("metrics", "per_source(metric='per_source')", "`metric` must return one value, but `per_source` returns several"),
+        ("metrics", "harmonic(metric='class_spectra(top=2)')", "`metric` must return one value"),
+        ("metrics", "per_source(metric='recal')", "no `recal` in metrics (in `per_source(metric='recal')`)"),
+        ("metrics", "per_source(metric='recall(k=0)')", "`k` must be at least 1, got 0 in `recall(k=0)`"),
+        ("losses", "margin(miner='semihar')", "no `semihar` in miners"),
+        ("miners", "rho(miner='semihard(margin=-1)')", "`margin` must be"),
+        ("objectives", "diva(auxiliary='margn')", "no `margn` in losses"),
+        ("datasets", "union(parts=['glyphs', 'glyps'])", "no `glyps` in datasets"),
+    ],
+)
+def test_inner_spec_strings_are_checked(kind: str, text: str, says: str) -> None:
+    with pytest.raises(UnimetricError) as caught:
+        bind_arguments(kind, text, **OFFERED)
+    assert says in caught.value.message and text in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer", "adam(lr=-1)"),
+        ("schedule", "step(every=0)"),
+        ("head", "linear(dim=0)"),
+        ("loss", "nt_xent(temperature=0)"),
+        ("metrics", "recall(k=0)"),
+        ("metrics", "recall(k=1); per_source(metric='per_source')"),
+        ("precision", "banana"),
+        ("device", "banana"),
+        ("strategy", "banana"),
+    ],
+)
+def test_settings_that_cannot_run_are_rejected_when_loaded(key: str, value: str) -> None:
+    with pytest.raises(UnimetricError, match=f"^settings: `?{key}") as caught:
+        load(**{key: value})
+    assert caught.value.hint

@@ -119,6 +119,32 @@ def requirement(allowed: Any, value: Any) -> str:
     return _plain_requirement(allowed, value)
 
 
+def describe_values(allowed: Any) -> str:
+    """Return the allowed values of an argument in words.
+
+    >>> describe_values(Count), describe_values(Fraction | None), describe_values(Literal["mean", "max"])
+    ('integer, at least 1', 'number, from 0 to 1; or None', '`mean` or `max`')
+    """
+    origin, options = get_origin(allowed), get_args(allowed)
+    if origin is Annotated:
+        is_text = any(isinstance(limit, Form) for limit in allowed.__metadata__)
+        limits = [str(limit) for limit in allowed.__metadata__ if str(limit)]
+        bounds = ["length " + limit for limit in limits] if get_origin(options[0]) in (list, tuple) else limits
+        return ", ".join(bounds if is_text else [describe_values(options[0]), *bounds])
+    if origin in (Union, UnionType):
+        words = [describe_values(option) for option in options]
+        return ("; or " if "," in "".join(words[:-1]) else " or ").join(words)
+    if origin is Literal:
+        choices = [f"`{option}`" if option != "" else "empty" for option in options]
+        return " or ".join([", ".join(choices[:-1]), choices[-1]] if choices[1:] else choices)
+    if origin in (list, tuple):
+        item = describe_values(options[0])
+        return f"list of {len(options)} values, each {item}" if options[1:] and options[-1] is not Ellipsis else f"list, each item {item}"
+    if allowed is Any:
+        return "any"
+    return _WORDS.get(allowed, getattr(allowed, "__name__", str(allowed))).removeprefix("an ").removeprefix("a ")
+
+
 def _items_requirement(options: tuple[Any, ...], value: Any) -> str:
     """Return what a list or tuple must be, if it is not."""
     item = get_args(options[0])[0] if get_origin(options[0]) is Annotated else options[0]
@@ -187,19 +213,23 @@ def check(part: Any, arguments: Mapping[str, Any], text: str = "", name: str = "
     """
     for key, value in arguments.items():
         allowed = allowed_values(part, key)
-        problem = requirement(allowed, value)
-        if problem:
-            shown = text or f"{name or part.__name__}({key}={value!r})"
-            hint = suggestion(allowed, value) or _default(part, key)
-            raise UnimetricError(f"`{key}` must be {problem}, got {value!r} in `{shown}`", hint)
+        if requirement(allowed, value):
+            default = inspect.signature(part).parameters[key].default
+            raise rejection(key, value, allowed, default, text or f"{name or part.__name__}({key}={value!r})")
 
 
-def _default(part: Any, key: str) -> str:
-    """Return a hint with the default of an argument."""
-    parameter = inspect.signature(part).parameters.get(key)
-    if parameter is None or parameter.default is parameter.empty:
-        return f"change `{key}`"
-    return f"the default is `{key}={parameter.default!r}`"
+def rejection(key: str, value: Any, allowed: Any, default: Any, text: str) -> UnimetricError:
+    """Return the error for an argument whose value is not allowed.
+
+    Args:
+        key: Name of the argument.
+        value: Its value.
+        allowed: Resolved annotation.
+        default: Default of the argument, or `inspect.Parameter.empty`.
+        text: Spec string that the value comes from.
+    """
+    usual = f"change `{key}`" if default is inspect.Parameter.empty else f"the default is `{key}={default!r}`"
+    return UnimetricError(f"`{key}` must be {requirement(allowed, value)}, got {value!r} in `{text}`", suggestion(allowed, value) or usual)
 
 
 def suggestion(allowed: Any, value: Any) -> str:

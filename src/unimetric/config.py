@@ -5,6 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from unimetric.arguments import Count, Form, Natural, NonNegative, Range, Seed, requirement, suggestion
 from unimetric.errors import UnimetricError, closest
-from unimetric.spec import OFFERED, bind, parse
+from unimetric.spec import OFFERED, bind_arguments, declaration, find, parse
 
 #: Precisions of Lightning Fabric, and `auto`.
 Precision = Literal[
@@ -77,7 +78,7 @@ class RunConfig:
         warmup_epochs: Initial epochs that train only the head and the loss.
         evaluate_every: Epochs between evaluations; 0 evaluates after the last epoch only.
         checkpoint_every: Epochs between checkpoints.
-        evaluate_batch: Images per batch in evaluation.
+        evaluate_batch: Images per batch in evaluation; 0 is 256 on a GPU and 32 elsewhere, where more take memory and no less time.
         residence: Location of packed images: `device`, `host`, `stream` (decoded on demand) or `auto`.
         workers: Processes that decode streamed images.
         on_bad_picture: `error` stops at an unreadable image; `skip` skips and lists it.
@@ -116,7 +117,7 @@ class RunConfig:
     warmup_epochs: Natural = 0
     evaluate_every: Natural = 1
     checkpoint_every: Count = 1
-    evaluate_batch: Count = 256
+    evaluate_batch: Natural = 0
     residence: Literal["auto", "device", "host", "stream"] = "auto"
     workers: Annotated[int, Range(0, 2**10)] = 2
     on_bad_picture: Literal["error", "skip"] = "error"
@@ -195,7 +196,7 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     settings: dict[str, Any] = {}
     place = str(path) if path else "settings"
     if path is not None:
-        settings = read_toml(path, examples="`unimetric/configs/` for runs", like='`key = "text"` or `key = 1`')
+        settings = read_toml(path, like='`key = "text"` or `key = 1`')
     return from_settings(settings | overrides, place)
 
 
@@ -215,29 +216,28 @@ def find_config(path: str | Path) -> Path:
     given = Path(path)
     if given.suffix == ".toml" or len(given.parts) != 1 or given.is_file():
         return given
-    return _shipped().get(given.name, given)
+    return shipped_configs().get(given.name, given)
 
 
-def _shipped() -> dict[str, Path]:
-    """Return the configurations of the package, by name."""
-    return {file.stem: file for file in (*CONFIGS.glob("*.toml"), *CONFIGS.glob("studies/*.toml"))}
+def shipped_configs() -> dict[str, Path]:
+    """Return the files of the configurations of the package, by name: first runs, then studies."""
+    return {file.stem: file for file in (*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("studies/*.toml")))}
 
 
-def _where(path: str | Path, examples: str) -> str:
+def _where(path: str | Path) -> str:
     """Return the hint for a file that does not exist."""
     name = Path(path).stem
-    if name in _shipped():
+    if name in shipped_configs():
         return f"write `{name}`: configurations of the package are found by name"
-    near = closest(name, _shipped())
-    return near if near.startswith("did you mean") else f"see {examples} to start from"
+    near = closest(name, shipped_configs())
+    return near if near.startswith("did you mean") else "`unimetric configs` lists configurations to start from"
 
 
-def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
+def read_toml(path: str | Path, *, like: str) -> dict[str, Any]:
     """Read a TOML file without checking its keys.
 
     Args:
         path: TOML file, or name of a configuration of the package.
-        examples: Location of examples, for the hint if the file does not exist.
         like: Example of a line, for the hint if the file is not TOML.
 
     Returns:
@@ -246,11 +246,11 @@ def read_toml(path: str | Path, *, examples: str, like: str) -> dict[str, Any]:
     try:
         return tomllib.loads(find_config(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UnimetricError(f"{path}: no such file", _where(path, examples)) from None
+        raise UnimetricError(f"{path}: no such file", _where(path)) from None
     except IsADirectoryError:
         raise UnimetricError(f"{path} must be a file, got a folder", "name a .toml file in it") from None
     except OSError as error:
-        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", f"see {examples} to start from") from None
+        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", _where(path)) from None
     except (ValueError, RecursionError) as error:  # too many digits or too deep lists are not TOML errors
         raise UnimetricError(f"{path}: not TOML: {error}", f"write {like}, one per line") from None
 
@@ -365,7 +365,7 @@ def check_part(kind: str, text: str, place: str, key: str) -> None:
     Run-provided arguments count as given.
     """
     try:
-        bind(kind, text, **OFFERED)
+        bind_arguments(kind, text, **OFFERED)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
 
@@ -382,12 +382,15 @@ def better(text: str) -> str:
     >>> better("recall(k=1)"), better("per_source(metric='pi_ratio')")
     ('higher', 'neither')
     """
-    from unimetric.foreign import declared  # loads torch, as metrics do
+    name, arguments = parse(text).name, bind_arguments("metrics", text)
+    if "." in name:
+        from unimetric.foreign import declared  # loads torch, as third-party metrics do
 
-    part, arguments = bind("metrics", text)
-    if "metric" in arguments and "." not in parse(text).name:
+        found = declared("metrics", find("metrics", name), "better")
+    elif "metric" in arguments:
         return better(arguments["metric"])
-    found = declared("metrics", part, "better")
+    else:
+        found = declaration("metrics", name).members.get("better", "higher")
     if found not in ("higher", "lower", "neither"):
         raise UnimetricError(
             f"`better` of `{text}` must be 'higher', 'lower' or 'neither', got {found!r}", "correct the attribute of the metric"
@@ -415,11 +418,17 @@ def score(metrics: Sequence[str], line: dict[str, Any], part: str) -> float:
     return total if math.isfinite(total) else -math.inf
 
 
+@functools.cache
+def setting_types() -> dict[str, Any]:
+    """Return the allowed values of each setting: its resolved annotation."""
+    return get_type_hints(RunConfig, include_extras=True)
+
+
 def _checked(key: str, value: Any, default: Any, place: str) -> Any:
     """Return a setting as `RunConfig` stores it, or raise an error that names `place`."""
     if isinstance(default, tuple) and isinstance(value, str):
         value = split_specs(value, f"{place}: `{key}`")
-    allowed = get_type_hints(RunConfig, include_extras=True)[key]
+    allowed = setting_types()[key]
     problem = requirement(allowed, value)
     if problem:
         hint = suggestion(allowed, value) or f"the default is `{key} = {_toml(default)}`"

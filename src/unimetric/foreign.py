@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unimetric.errors import UnimetricError
-from unimetric.geometry import Memory, Pairs, Triplets, compare, euclidean, upcast_half
+from unimetric.geometry import Memory, Pairs, Triplets, as_indices, compare, euclidean, upcast_half
 from unimetric.kinds import OF, Component, Loss, Miner
 
 _ROOTS = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
@@ -202,7 +202,7 @@ class ForeignLoss(Loss):
         if self.miner is None and memory is None:
             return self.loss(embeddings, labels)
         similarity, pairs = compare(embeddings, labels, memory)
-        indices = _tuple(pairs if self.miner is None else self.miner(similarity.detach(), pairs))
+        indices = as_indices(pairs if self.miner is None else self.miner(similarity.detach(), pairs))
         if memory is None:
             return self.loss(embeddings, labels, indices)
         # Some of these losses sum over every reference, so that the empty part of the ring must be removed.
@@ -280,12 +280,6 @@ class ForeignMiner(Miner):
             )
         at = (0, 2) if len(found) == 4 else (0,)
         return tuple(index if number in at else kept[index] for number, index in enumerate(found))
-
-
-def _tuple(mined: Pairs | Triplets) -> tuple[Tensor, ...]:
-    if isinstance(mined, Pairs):
-        return *mined.positive.nonzero(as_tuple=True), *mined.negative.nonzero(as_tuple=True)
-    return mined.anchor[mined.valid], mined.positive[mined.valid], mined.negative[mined.valid]
 
 
 def _mask(allowed: Bool[Tensor, "B R"], rows: Int[Tensor, "P"], columns: Int[Tensor, "P"]) -> Bool[Tensor, "B R"]:

@@ -14,6 +14,7 @@ class attribute of the same name.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unimetric.arguments import checked
-from unimetric.geometry import Pairs, Triplets
+from unimetric.geometry import Pairs, Triplets, as_indices, compare, upcast_half
 from unimetric.geometry.space import Space
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
@@ -88,9 +89,32 @@ class Loss(Component, nn.Module):
 
 
 class Miner(Component, nn.Module):
-    """Selection of pairs or triplets: `miner(similarity (B, R), pairs) -> Pairs | Triplets`."""
+    """Selection of pairs or triplets: `miner(similarity (B, R), pairs) -> Pairs | Triplets`.
+
+    In other loops, `miner(embeddings (B, D), labels (B,))` returns a tuple of index tensors, as in
+    pytorch-metric-learning: anchors, positives and negatives, or anchors and positives, then anchors
+    and negatives.
+    """
 
     gives: type[Pairs] | type[Triplets] = Triplets
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            cls.forward = _accept_labels(vars(cls)["forward"])  # type: ignore[method-assign]
+
+
+def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., Any]:
+    """Let a miner's `forward` accept embeddings and labels, too."""
+
+    @functools.wraps(forward)
+    def mine(self: Miner, similarity: Tensor, pairs: Pairs | Tensor) -> Pairs | Triplets | tuple[Tensor, ...]:
+        if isinstance(pairs, Tensor):
+            with torch.no_grad():
+                return as_indices(forward(self, *compare(upcast_half(similarity), pairs)))
+        return forward(self, similarity, pairs)
+
+    return mine
 
 
 class Objective(Component, nn.Module):
@@ -158,6 +182,10 @@ class Sampler(Component):
         if self._plan is None or self._plan[0] != self.epoch:
             self._plan = self.epoch, self.plan()
         return self._plan[1][step].copy()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch. Lightning and other loops call this method of a `DataLoader`'s sampler."""
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.steps
@@ -259,6 +287,9 @@ class Head(Component, nn.Module):
         """Return every distinct set of trained prototypes."""
         return ()
 
+    def start_prototypes(self, tokens: Float[Tensor, "B N C"]) -> None:
+        """Set the prototypes to cluster centers of the positions of a batch."""
+
     def branches(self, tokens: Float[Tensor, "B N C"]) -> tuple[Tensor, ...]:
         """Return the outputs of the branches, (B, D_i) each."""
         return (self(tokens),)
@@ -266,6 +297,15 @@ class Head(Component, nn.Module):
     def join(self, branches: tuple[Tensor, ...]) -> Float[Tensor, "B D"]:
         """Return the embeddings that are made of the branches."""
         return branches[0]
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Return the parameter groups of the head for the run's optimizer.
+
+        Args:
+            lr: Learning rate of the head.
+        """
+        weights = [weight for weight in self.parameters() if weight.requires_grad]
+        return [{"name": "head", "params": weights, "lr": lr}] if weights else []
 
     def variants(self, embeddings: Float[Tensor, "B D"]) -> dict[str, Float[Tensor, "B D"]]:
         """Return other embeddings to evaluate, by name, computed from the head's own."""

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unimetric.arguments import check, checked
+from unimetric.arguments import checked, rejection, requirement
+from unimetric.declarations import Declaration, declared_by, plain, read_declaration
 from unimetric.errors import UnimetricError, closest
 
 #: Folders of components. `unimetric.kinds.OF` has the interface of each.
@@ -43,7 +43,7 @@ KINDS = (
     "transforms",
 )
 
-#: What a run offers to a constructor that asks for it by name, with stand-ins for reading a text without a run. The list is closed.
+#: Arguments that a run provides to constructors that name them, with placeholders to check a spec string without a run. The list is closed.
 OFFERED: dict[str, Any] = {
     "num_classes": 1,
     "dim": 1,
@@ -55,6 +55,10 @@ OFFERED: dict[str, Any] = {
     "miner": "",
     "loss": "",
 }
+
+
+#: Arguments that are spec strings, or lists of them, and the folder of their component type.
+NESTED = {"auxiliary": "losses", "loss": "losses", "metric": "metrics", "miner": "miners", "parts": "datasets"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def parse(text: str) -> Call:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UnimetricError(f"cannot read `{text}`", "write a name, or a call such as `margin(beta=1.2)`") from None
+        raise UnimetricError(f"cannot read `{_short(text)}`", _spelling(text)) from None
     positional: list[Any] = []
     named: dict[str, Any] = {}
     if isinstance(node, ast.Call):
@@ -83,28 +87,53 @@ def parse(text: str) -> Call:
             positional.append(_literal(argument, text))
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg in named:
-                raise UnimetricError(f"cannot read `{text}`", "name each argument once: `name(argument=value)`")
+                raise UnimetricError(f"cannot read `{_short(text)}`", "name each argument once: `name(argument=value)`")
             named[keyword.arg] = _literal(keyword.value, text)
         node = node.func
     return Call(_dotted(node, text), tuple(positional), named)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
+        written = ast.get_source_segment(text.strip(), node) or "a value"
         raise UnimetricError(
-            f"`{ast.unparse(node)}` in `{text}` is not a literal",
+            f"`{_short(written)}` in `{_short(text)}` is not a literal",
             "arguments are numbers, strings in quotes, True, False, None, or lists of these",
         ) from None
 
 
 def _dotted(node: ast.expr, text: str) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value, text)}.{node.attr}"
-    raise UnimetricError(f"cannot read `{text}`", "write a name, or a call such as `margin(beta=1.2)`")
+    words = []
+    while isinstance(node, ast.Attribute):
+        words.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        raise UnimetricError(f"cannot read `{_short(text)}`", _spelling(text))
+    return ".".join([node.id, *reversed(words)])
+
+
+#: Usual names of metrics, and the component of each.
+_AT = {"r": "recall", "recall": "recall", "hit": "recall", "p": "precision", "precision": "precision", "map": "map_at_k"}
+
+
+def _spelling(text: str) -> str:
+    """Return a hint for a spec string that cannot be read."""
+    if named := re.fullmatch(r"\s*(\w+)@(\d+|[rR])\s*", text):
+        name, k = named[1].lower(), named[2].lower()
+        if k == "r" and name in ("map", "p", "precision"):
+            return f"write `{'map_at_r' if name == 'map' else 'r_precision'}`"
+        if k != "r" and name in _AT:
+            return f"write `{_AT[name]}(k={k})`"
+    specs = [word.strip() for word in re.split(r",(?![^(\[]*[)\]])", text)]
+    if len(specs) > 1 and all(re.fullmatch(r"\w+(\(.*\))?", spec) for spec in specs):
+        return f"separate several with semicolons: `{'; '.join(specs)}`"
+    return "write a name, or a call such as `margin(beta=1.2)`"
 
 
 def names(kind: str) -> list[str]:
@@ -115,21 +144,48 @@ def names(kind: str) -> list[str]:
     """
     if kind not in KINDS:
         raise UnimetricError(f"unknown component type `{kind}`", closest(kind, KINDS))
-    folder = str(Path(__file__).parent / kind)
-    return sorted(module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_"))
+    files = os.listdir(Path(__file__).parent / kind)
+    return sorted(file.removesuffix(".py") for file in files if file.endswith(".py") and not file.startswith("_"))
 
 
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name: in the file of that name, or anywhere if the name is dotted."""
     if "." in name:
         return _find_outside(kind, name)
-    if name not in names(kind):
-        raise UnimetricError(f"no `{name}` in {kind}", closest(name, names(kind)))
-    module = importlib.import_module(f"unimetric.{kind}.{name}")
-    for key, value in vars(module).items():
-        if _plain(key) == _plain(name) and getattr(value, "__module__", None) == module.__name__:
-            return value
-    raise TypeError(f"{module.__name__} defines nothing called `{name}`")  # a mistake of ours, not of the user
+    attribute = declaration(kind, name).name
+    return getattr(importlib.import_module(f"unimetric.{kind}.{name}"), attribute)
+
+
+def declaration(kind: str, name: str) -> Declaration:
+    """Return the arguments, documentation and class attributes of a component.
+
+    A component of Unimetric is read from its source, without importing it. A third-party one is imported.
+
+    >>> declaration("losses", "margin").parameters["beta"].default
+    1.2
+    """
+    if "." in name:
+        part = _find_outside(kind, name)
+        signature(part)
+        return declared_by(part)
+    file = os.path.join(os.path.dirname(__file__), kind, f"{name}.py")
+    if kind not in KINDS or name.startswith("_") or name != name.lower() or not os.path.isfile(file):
+        raise UnimetricError(f"no `{_short(name)}` in {kind}", _other(kind, name) or closest(name[:200], names(kind)))
+    return read_declaration(kind, name)
+
+
+def _other(kind: str, text: str) -> str:
+    """Return a hint if the text is not a name, but names a folder, a file, or a network of timm."""
+    if len(text) > 200:
+        return ""
+    if kind == "datasets" and os.path.isdir(text):
+        return f"write `folder(root={text!r})`"
+    if kind == "datasets" and Path(text).suffix in (".pack", ".csv"):
+        return f"write `pack(path={text!r})`" if text.endswith(".pack") else f"write `csv(file={text!r})`"
+    if kind == "backbones" and re.fullmatch(r"[\w.]+", text):
+        near = closest(text, names(kind))
+        return (f"{near} " if near.startswith("did") else "") + f"a network of timm is written as `timm(name={text!r})`"
+    return ""
 
 
 #: Folders whose third-party components are modules of torch.
@@ -165,9 +221,12 @@ def _find_outside(kind: str, name: str) -> Any:
     package = name.partition(".")[0]
     usual = package == "pytorch_metric_learning" and kind in ("losses", "miners")
     if not usual and not name.startswith(f"unimetric.{kind}.") and package not in trusted():
+        exists = package in sys.modules or importlib.util.find_spec(package) is not None
+        if not exists and _other(kind, name):  # such as the network `vit_small_patch14_dinov2.lvd142m`, or the file `cub.pack`
+            raise UnimetricError(f"no `{name}` in {kind}", _other(kind, name))
         raise UnimetricError(
-            f"`{name}` is outside Unimetric, and naming it runs code of the package `{package}`",
-            f"add `--trust {package}` if you trust that package and the file that names it",
+            f"`{_short(name)}` is outside Unimetric, and naming it runs code of the package `{_short(package)}`",
+            f"add `--trust {package[:200]}` if you trust that package and the file that names it",
         )
     module_name, _, attribute = name.rpartition(".")
     try:
@@ -190,7 +249,7 @@ def _find_outside(kind: str, name: str) -> Any:
 
 
 def signature(part: Any) -> inspect.Signature:
-    """What a part takes when it is built; a function is built by giving its keyword-only arguments."""
+    """Return the parameters of a class or function. Those of a function after the `*` are the arguments of a spec string."""
     try:
         return inspect.signature(part)
     except ValueError:  # some that are built into Python
@@ -204,35 +263,62 @@ def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
 
     Returns the class or function, and its keyword arguments: what the user wrote, and of what the run offers only what is asked for.
     """
-    call = parse(text)
-    part = find(kind, call.name)
-    parameters = signature(part).parameters
-    # What is handed over when the part is used, rather than configured, stands before the `*` of a function.
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    open_to_text = [key for key, parameter in parameters.items() if not _is_input(part, parameter) and parameter.kind not in variadic]
-    # Ours have no **kwargs; a class from outside may, and then judges its own arguments.
-    takes_any = "." in call.name and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if len(call.positional) > len(open_to_text):
-        raise UnimetricError(f"`{text}` has more values than `{call.name}` has arguments", "arguments: " + ", ".join(open_to_text))
-    written = dict(zip(open_to_text, call.positional, strict=False))
+    arguments = bind_arguments(kind, text, **offered)
+    return find(kind, parse(text).name), arguments
+
+
+def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
+    """Return the keyword arguments of a component as `bind` does, but import nothing of Unimetric.
+
+    Raises:
+        UnimetricError: The spec string is wrong, or an argument is missing or out of range.
+    """
+    try:
+        call = parse(text)
+    except UnimetricError as error:
+        raise UnimetricError(error.message, _other(kind, text) or error.hint) from None
+    declared = declaration(kind, call.name)
+    parameters = declared.configured
+    # Components of Unimetric have no **kwargs. A third-party class may, and then checks its own arguments.
+    takes_any = "." in call.name and any(each.kind is each.VAR_KEYWORD for each in declared.parameters.values())
+    if len(call.positional) > len(parameters):
+        raise UnimetricError(f"`{text}` has more values than `{call.name}` has arguments", "arguments: " + ", ".join(parameters))
+    written = dict(zip(parameters, call.positional, strict=False))
     for key, value in call.named.items():
-        if key not in open_to_text and not takes_any:
-            raise UnimetricError(f"`{call.name}` has no argument `{key}` (in `{text}`)", closest(key, open_to_text))
+        if key not in parameters and not takes_any:
+            raise UnimetricError(f"`{call.name}` has no argument `{key}` (in `{text}`)", closest(key, parameters))
         if key in written:
             raise UnimetricError(f"`{key}` is given twice in `{text}`", f"write `{key}=` once")
         written[key] = value
-    check(part, written, text)
+    for key, value in written.items():
+        parameter = parameters.get(key)
+        if parameter is not None and requirement(parameter.annotation, value):
+            raise rejection(key, value, parameter.annotation, parameter.default, text)
+        if key in NESTED and "." not in call.name:
+            _check_nested(key, value, text)
     for key, value in offered.items():
         if key not in OFFERED:
             raise TypeError(f"a run does not offer `{key}`")
-        if key in open_to_text and key not in written and value is not None:
+        if key in parameters and key not in written and value is not None:
             written[key] = value
-    if "." in call.name:
-        written = _foreign().offer(part, offered) | written
-    missing = [key for key in open_to_text if key not in written and parameters[key].default is inspect.Parameter.empty]
+    adopted = _foreign().offer(find(kind, call.name), offered) if "." in call.name else {}
+    missing = [key for key, each in parameters.items() if key not in {*written, *adopted} and each.default is each.empty]
     if missing:
         raise UnimetricError(f"`{text}` needs `{missing[0]}`", f"write `{call.name}({missing[0]}=...)`")
-    return part, written
+    return adopted | written
+
+
+def _check_nested(key: str, value: Any, text: str) -> None:
+    """Check the spec strings in an argument, such as `metric` in `per_source(metric='recall(k=1)')`."""
+    for inner in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(inner, str) or not inner:
+            continue
+        try:
+            bind_arguments(NESTED[key], inner, **OFFERED)
+        except UnimetricError as error:
+            raise UnimetricError(f"{error.message} (in `{text}`)", error.hint) from None
+        if key == "metric" and declaration("metrics", parse(inner).name).returns.startswith("dict"):
+            raise UnimetricError(f"`metric` must return one value, but `{inner}` returns several (in `{text}`)", "use `recall(k=1)`")
 
 
 def text_of(name: str, arguments: dict[str, Any]) -> str:
@@ -325,7 +411,7 @@ class _Catalogue(ModuleType):
             super().__setattr__(attribute, value)
             return value
         kind = self.__name__.rpartition(".")[2]
-        name = next((each for each in names(kind) if _plain(each) == _plain(attribute)), "")
+        name = next((each for each in names(kind) if plain(each) == plain(attribute)), "")
         module = importlib.import_module(f"{self.__name__}.{name}") if name else None
         if attribute in self.__dict__:  # bound by the import: a function, or a file as a module
             return self.__dict__[attribute]
@@ -369,14 +455,4 @@ def components(kind: str) -> dict[str, str]:
     >>> components("losses")["multi_similarity"], components("metrics")["recall"]
     ('MultiSimilarity', 'recall')
     """
-    found = {}
-    for name in names(kind):
-        source = (Path(__file__).parent / kind / f"{name}.py").read_text(encoding="utf-8")
-        for defined in re.findall(r"^(?:class|def) (\w+)", source, re.M):
-            if _plain(defined) == _plain(name):
-                found[name] = defined
-    return found
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+    return {name: read_declaration(kind, name).name for name in names(kind)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,26 @@ def test_shipped_studies_fit_and_count_their_runs() -> None:
 def test_expand_rejects_conflicting_settings() -> None:
     with pytest.raises(UnimetricError, match="`clip_norm` cannot clip"):
         expand({"precision": ["32-true", "16-mixed"], "clip_norm": [0.0, 1.0]})
+
+
+def test_long_axes_are_counted_without_listing_them(tmp_path: Path) -> None:
+    axes = {
+        "seed": list(range(1000)),
+        "epochs": list(range(1, 1001)),
+        "batch_size": list(range(2, 1002)),
+        "checkpoint_every": list(range(1, 1001)),
+    }
+    begun = time.monotonic()
+    with pytest.raises(UnimetricError, match="at most 10,000 combinations, got 1,000,000,000,000: 1,000 of `seed` x 1,000 of `epochs`"):
+        expand(axes, "grid")
+    (tmp_path / "grid.toml").write_text("".join(f"{key} = {value}\n" for key, value in axes.items()))
+    with pytest.raises(UnimetricError, match="at most 10,000 combinations"):
+        read_any(tmp_path / "grid.toml")
+    assert time.monotonic() - begun < 5
+
+
+def test_lists_in_tables_are_counted() -> None:
+    rows = [{"name": str(number), "seed": list(range(200)), "epochs": list(range(1, 101))} for number in range(3)]
+    with pytest.raises(UnimetricError, match="got 60,000: 60,000 of `method`"):
+        expand({"method": rows}, "grid")
+    assert len(expand({"method": [{"name": "a", "seed": [0, 1]}, {"name": "b", "seed": 2}]}, "grid")) == 3

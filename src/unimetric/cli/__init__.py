@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -27,6 +26,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # slow to import
+
         print(f"unimetric {version('unimetric')}")
         raise typer.Exit
 
@@ -77,7 +78,9 @@ def main() -> None:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        print(f"error: {error.filename or 'the disk is full'}: {error.strerror}\n\nhint: free some disk space", file=sys.stderr)
+        print(
+            f"error: {error.filename or 'the output'}: cannot be written: {error.strerror}\n\nhint: free some disk space", file=sys.stderr
+        )
         sys.exit(2)
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)
@@ -98,7 +101,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Study": {"bench": study.bench, "tune": study.tune, "report": study.report},
     "Ship": {"export": deploy.export},
-    "Data": {"list": data.list_, "pack": data.pack, "split": measure.split},
+    "Data": {"list": data.list_, "configs": data.configs, "pack": data.pack, "split": measure.split},
 }
 for _group, _commands in _GROUPS.items():
     for _name, _command in _commands.items():

@@ -10,7 +10,12 @@ from typer.models import OptionInfo
 
 from unimetric.errors import UnimetricError, closest
 
-Settings = Annotated[list[str] | None, typer.Argument(help="Settings as `key=value`. They replace those of the file.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Settings as `key=value`. They replace those of the file. `unimetric list settings` explains them.", show_default=False
+    ),
+]
 
 
 #: Earlier names of options, which keep working and are not in the help text.
@@ -24,7 +29,15 @@ OLD_NAMES = {
 
 
 class Command(TyperCommand):
-    """A command that accepts the earlier names of its options."""
+    """A command that accepts the earlier names of its options, and whose help names the settings of a run."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Add the names of all settings to the help of a command that takes them."""
+        if any(each.name == "settings" for each in self.params):
+            from unimetric.config import RunConfig
+
+            self.epilog = f"Settings: {', '.join(RunConfig.__dataclass_fields__)}. `unimetric list settings` explains them."
+        super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Replace earlier names before the arguments are parsed."""

@@ -104,11 +104,12 @@ def report(
     from unimetric.runs.storage import local_copies
 
     with local_copies(runs) as folders:
+        failed = []
         if embed:
             from unimetric.analysis.gallery import write_missing_galleries
 
-            write_missing_galleries(folders)
-        skipped = write(folders, out, galleries=galleries, own_epochs=own_epochs)
-    for folder, reason in skipped:
-        print(f"skipped {folder}: {reason}", file=sys.stderr)
+            failed = write_missing_galleries(folders)
+        skipped = write(folders, out, galleries=galleries, own_epochs=own_epochs, failed=failed)
+    for path, reason in skipped:
+        print(f"warning: skipped {path}: {reason}", file=sys.stderr)
     print(f"see {out}")

@@ -59,13 +59,15 @@ def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
         image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
+        if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
+            raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {_SKIP_HINT}")
         native = (image.format or "").lower() if image.mode == "RGB" else ""
         if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
         return image.convert("RGB"), data, native
-    except MemoryError:
+    except (MemoryError, UnimetricError):
         raise
     except Image.UnidentifiedImageError:
         raise UnimetricError(f"{name}: is not an image", _SKIP_HINT) from None

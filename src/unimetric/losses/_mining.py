@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unimetric.errors import UnimetricError
+from unimetric.fit import miner_misfit
 from unimetric.spec import create
 
 
@@ -18,9 +18,6 @@ def resolve_miner(loss: Any, miner: str | nn.Module | None) -> Any:
     """
     built = create("miners", miner or loss.default_miner)
     if built.gives not in loss.reads:
-        name, wanted = type(loss).__name__, " or ".join(kind.__name__ for kind in loss.reads)
-        raise UnimetricError(
-            f"the loss {name} reads {wanted}, but the miner {type(built).__name__} gives {built.gives.__name__}",
-            f"leave `miner` out to use {name}'s own, `{loss.default_miner}`",
-        )
+        reads = [kind.__name__ for kind in loss.reads]
+        raise miner_misfit(type(loss).__name__, reads, type(built).__name__, built.gives.__name__, loss.default_miner)
     return built

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -47,7 +51,8 @@ class ProgressLines:
             del self.begun[name], self.last[name]
         elif self.due:
             self.printed = now
-            print(describe_progress(name, done, total, done - first, now - start, note), file=sys.stderr, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads them, as in `unimetric train 2>&1 | head -1`
+                print(describe_progress(name, done, total, done - first, now - start, note), file=sys.stderr, flush=True)
 
 
 def describe_progress(name: str, done: int, total: int, steps: int, seconds: float, note: str = "") -> str:
@@ -75,12 +80,58 @@ def describe_progress(name: str, done: int, total: int, steps: int, seconds: flo
     return "  ".join(words + [note] * bool(note))
 
 
+def source_table(values: Mapping[str, float], *, width: int = 120) -> tuple[dict[str, float], list[str]]:
+    """Separate the values of single datasets, and format them as a table with one column per dataset.
+
+    Args:
+        values: Metric values by key. Those of a dataset have keys such as `test/per_source/cub200`.
+        width: Largest width of the table. Wider ones continue below.
+
+    Returns:
+        The other values, and the lines of the table.
+
+    >>> source_table({"unified": 0.7, "per_source/cub200": 0.5, "per_source/sop": 0.25})
+    ({'unified': 0.7}, ['  dataset     cub200     sop', '  per_source  0.5000  0.2500'])
+    """
+    others: dict[str, float] = {}
+    rows: dict[str, dict[str, str]] = {}
+    for key, value in values.items():
+        if found := re.fullmatch(r"((?:\w+/)?per_source(?:\(.*?\))?)/(.*)", key):
+            rows.setdefault(found[1], {})[found[2]] = f"{value:.4f}"
+        else:
+            others[key] = value
+    first = max(map(len, ("dataset", *rows)))
+    blocks: list[dict[str, int]] = [{}]  # width of each column
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        size = max(len(name), 6) + 2
+        if blocks[-1] and 2 + first + sum(blocks[-1].values()) + size > width:
+            blocks.append({})
+        blocks[-1][name] = size
+    lines = []
+    for block in blocks if rows else []:
+        lines.append(f"  {'dataset':<{first}}" + "".join(f"{name:>{size}}" for name, size in block.items()))
+        for metric, row in rows.items():
+            lines.append(f"  {metric:<{first}}" + "".join(f"{row.get(name, ''):>{size}}" for name, size in block.items()))
+    return others, lines
+
+
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+class _Console(Console):
+    """Console that discards its output if nobody reads it any more, as in `unimetric train | head -1`.
+
+    The work goes on. The default of `rich` is to exit, without a checkpoint.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for `print` as well
 
 
 class Display:
@@ -91,7 +142,7 @@ class Display:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False)
+        self.console = _Console(quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
         self.lines = None if self.live or quiet else ProgressLines()
         self.bar = Progress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from unimetric.config import RunConfig, from_settings, read_toml
 from unimetric.errors import UnimetricError
+from unimetric.fit import check_declared_fit
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,7 @@ class Run:
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """Read the file of a grid or a search, with its lists and ranges."""
-    return read_toml(
-        path, examples="`unimetric/configs/` for runs and `unimetric/configs/studies/` for studies", like='`key = "text"` or `key = [1, 2]`'
-    )
+    return read_toml(path, like='`key = "text"` or `key = [1, 2]`')
 
 
 def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
@@ -46,6 +46,7 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
     >>> [run.labels for run in expand({"method": [{"name": "A", "loss": "margin"}, {"name": "B", "loss": "triplet", "seed": [1, 2]}]})]
     [{'method': 'A'}, {'method': 'B', 'seed': '1'}, {'method': 'B', 'seed': '2'}]
     """
+    _check_size(settings, place)
     runs: dict[str, Run] = {}
     good: dict[str, dict[str, Any]] = {}  # check every value once, not once per combination
     for values, labels in _points(settings, place):
@@ -58,6 +59,29 @@ def expand(settings: dict[str, Any], place: str = "settings") -> list[Run]:
         config = RunConfig(**{name: value for mark in marks.values() for name, value in good[mark].items()})
         runs.setdefault(config.run_id, Run(config, labels))
     return list(runs.values())
+
+
+#: Largest number of combinations of a grid.
+MOST = 10_000
+
+
+def _check_size(settings: dict[str, Any], place: str) -> None:
+    """Raise an error if a grid has too many combinations, which are counted without listing them."""
+    lengths = {key: sum(_count(item) for item in value) for key, value in settings.items() if is_axis(key, value)}
+    count = math.prod(lengths.values())
+    if count > MOST:
+        axes = " x ".join(f"{length:,} of `{key}`" for key, length in lengths.items())
+        raise UnimetricError(
+            f"{place}: a grid must have at most {MOST:,} combinations, got {count:,}: {axes}",
+            "shorten a list, or search with `unimetric tune`",
+        )
+
+
+def _count(value: Any) -> int:
+    """Return the number of points of one value of an axis: more than one for a table with lists."""
+    if not isinstance(value, dict):
+        return 1
+    return math.prod(sum(_count(item) for item in each) for key, each in value.items() if is_axis(key, each))
 
 
 #: Settings that are checked together.
@@ -116,29 +140,33 @@ def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
     return expand({key: value for key, value in settings.items() if key not in overrides} | overrides, str(path))
 
 
-def check_runs(runs: list[Run], place: str, *, seen: set[RunConfig] | None = None) -> None:
+def check_runs(runs: list[Run], place: str, *, build: bool = True, seen: set[RunConfig] | None = None) -> None:
     """Check that the components of all runs fit together.
-
-    Each distinct combination is built once, without images and weights.
 
     Args:
         runs: Runs of a study.
         place: Name of the study in errors.
+        build: Whether each distinct combination is also built once, without images and weights. Loads torch.
         seen: Combinations that are already checked. New ones are added.
     """
+    names = {id(run): ": ".join(filter(None, (place, ", ".join(run.labels.values())))) for run in runs}
+    plain = RunConfig()
+    apart = {key: getattr(plain, key) for key in ("seed", "epochs", "dataset", "split", "metrics")}
+    for config, name in {replace(run.config, **apart): names[id(run)] for run in reversed(runs)}.items():
+        check_declared_fit(config, name)
+    if not build:
+        return
     import torch
 
     from unimetric.training.build import check_fit
 
     seen = set() if seen is None else seen
-    plain = RunConfig()
     for run in runs:
-        name = f"{place}: {', '.join(run.labels.values()) or 'the run'}"
+        name = names[id(run)]
         # Random initialization of a network takes seconds. So each network is built once, on the meta device, and all other
         # components are checked with the small backbone.
         network = replace(plain, backbone=run.config.backbone, adapter=run.config.adapter)
-        same = {key: getattr(plain, key) for key in ("seed", "epochs", "dataset", "split", "metrics", "backbone", "adapter")}
-        rest = replace(run.config, **same)
+        rest = replace(run.config, **apart, backbone=plain.backbone, adapter=plain.adapter)
         if network not in seen:
             with torch.device("meta"):
                 check_fit(network, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -45,6 +46,8 @@ class Signals:
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
         signal.signal(number, self.before[number])
+        # An evaluation may take half a minute until the run can stop. `print` is not allowed in a signal handler.
+        os.write(2, b"\nstopping at the next checkpoint; press Ctrl-C again to stop now, without one\n")
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
