@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import zipfile
 import zlib
@@ -35,6 +36,27 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # there is nothing to remove if it could not be created
             temporary.unlink()
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file name is one of `atomic` or `atomic_stream` before the file is complete.
+
+    >>> is_temporary(".done.1234"), is_temporary("done")
+    (True, False)
+    """
+    return re.fullmatch(r"\..+\.(\d+|[0-9a-f]{12}\.part)", name) is not None
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the temporary files that killed processes have left in a folder.
+
+    Args:
+        folder: Folder that no other process writes to.
+    """
+    for path in folder.iterdir():
+        if is_temporary(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,13 @@ def test_transparent_palette_and_sixteen_bits(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 600, dtype=np.uint16).reshape(20, 30)
     Image.fromarray(ramp).save(tmp_path / "b.png")
     np.testing.assert_array_equal(decode(str(tmp_path / "b.png"))[:, :, 1], ramp // 256)
+
+
+def test_floating_point_pixels_are_rejected(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 600, dtype=np.float32).reshape(20, 30)).save(tmp_path / "a.tiff")
+    with pytest.raises(UnimetricError, match=r"a\.tiff: pixels must be integers, got floating-point numbers") as caught:
+        decode(str(tmp_path / "a.tiff"))
+    assert "convert it to 8 bits" in caught.value.hint
 
 
 def test_exif_orientation_is_ignored(tmp_path: Path) -> None:
@@ -472,3 +480,12 @@ def test_what_is_no_pack_at_all(tmp_path: Path) -> None:
         with pytest.raises(UnimetricError, match=message) as error:
             Pack.open(tmp_path / name)
         assert str(tmp_path / name) in error.value.message and error.value.hint
+
+
+def test_pack_stores_groups(pictures: Table, tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain.pack", pictures)
+    assert (plain.table.group == -1).all() and plain.table.group_names == ()
+    group = np.arange(len(pictures)) % 2 - 1
+    grouped = replace(pictures, group=group, group_names=("night",), group_rule="group")
+    table = write(tmp_path / "grouped.pack", grouped).table
+    assert table.group.tolist() == group.tolist() and table.group_names == ("night",) and table.group_rule == "group"

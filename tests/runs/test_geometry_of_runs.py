@@ -126,9 +126,10 @@ def test_loss_of_the_embedding_decides_and_not_an_auxiliary(
 ) -> None:
     losses = []
 
-    def space_of(*inputs: Any, loss: Any, geometry: str) -> Space:
-        losses.append(loss)
-        return embed.space_of(*inputs, loss=loss, geometry=geometry)
+    def space_of(*inputs: Any, **options: Any) -> Space:
+        if options:  # those of the raw backbone have no loss
+            losses.append(options["loss"])
+        return embed.space_of(*inputs, **options)
 
     monkeypatch.setattr(stages, "space_of", space_of)
     loss = "n_pair" if name else "margin"
@@ -149,7 +150,7 @@ def test_ensemble_uses_the_geometry_of_its_runs(config: RunConfig, fixed: dict[s
 
     run, others = tmp_path / "own", [points, 2 * half - points]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ensembles.torch.nn.functional, "normalize", lambda tensor, **_: tensor)
+        patch.setattr(ensembles.functional, "normalize", lambda tensor, **_: tensor)
         for name, overrides in (("inner", {}), ("euclidean", {"geometry": "euclidean"}), ("cosine", {"geometry": "cosine"})):
             queue = iter(others)
             patch.setattr(ensembles, "embed_all", lambda *_, queue=queue, **__: next(queue))
@@ -159,6 +160,18 @@ def test_ensemble_uses_the_geometry_of_its_runs(config: RunConfig, fixed: dict[s
     with pytest.raises(UnimetricError, match="requires a loss with a curvature"):
         ensemble([run], metrics=["recall(k=1)"], geometry="poincare")
     assert ensemble([tmp_path / "l2"], metrics=["recall(k=1)"])["recall(k=1)"] == pytest.approx(fixed["cosine"])  # unit vectors
+
+
+def test_ensemble_of_hyperbolic_runs_is_in_the_ball(config: RunConfig, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(changed(config, epochs=1, evaluate_every=0, loss="hyperbolic(curvature=0.5)", seed=seed), tmp_path / str(seed), quiet=True)
+    metrics = ["map_at_r", "recall(k=1)"]
+    one = ensemble([tmp_path / "0"], metrics=metrics)
+    assert one == pytest.approx(evaluate(tmp_path / "0", metrics=metrics), abs=1e-6)  # the mean of one run is the run
+    both = {
+        geometry: ensemble([tmp_path / "0", tmp_path / "1"], metrics=metrics, geometry=geometry) for geometry in ("", "poincare", "cosine")
+    }
+    assert both[""] == both["poincare"] != both["cosine"]
 
 
 def test_gallery_of_a_report_has_the_neighbors_of_the_geometry(config: RunConfig, fixed: dict[str, float], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from unimetric.images.table import Table
 from unimetric.runs.folder import open_run
 from unimetric.runs.model import build_model
 from unimetric.runs.rows import read_table
+from unimetric.runs.weights import write_tensors
 from unimetric.spec import create
 from unimetric.training.loop import train
 
@@ -122,6 +123,9 @@ def test_another_backbone_is_refused(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     (copy / "config.toml").write_text((copy / "config.toml").read_text().replace("seed = 0", "seed = 1"))  # other random weights
+    with pytest.raises(UnimetricError, match=r"`seed` is 1, but model\.safetensors was trained with 0"):
+        open_run(copy)
+    write_tensors(copy / "model.safetensors", load_file(run / "model.safetensors"), {})  # as of a version that stores no settings
     with pytest.raises(UnimetricError, match="another backbone"):
         open_run(copy)
     tensors = load_file(run / "model.safetensors")

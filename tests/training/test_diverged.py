@@ -15,9 +15,15 @@ from unimetric.spec import names
 from unimetric.training import loop
 from unimetric.training.loop import train
 
+PARTS = [
+    *({"loss": name} for name in names("losses")),
+    *({"loss": "margin", "miner": name} for name in names("miners")),
+    *({"objective": name, "head": f"{name if name in names('heads') else 'linear'}(dim=8)"} for name in names("objectives")),
+]
 
-@pytest.mark.parametrize("loss", names("losses"))
-def test_run_with_a_nan_row_stops(loss: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("settings", PARTS, ids=lambda settings: "-".join(settings.values()))
+def test_run_with_a_nan_row_stops(settings: dict[str, str], config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loop.Output
 
     def broken(embeddings: torch.Tensor, *rest: object) -> object:
@@ -27,7 +33,7 @@ def test_run_with_a_nan_row_stops(loss: str, config: RunConfig, tmp_path: Path, 
 
     monkeypatch.setattr(loop, "Output", broken)
     with pytest.raises(UnimetricError, match="not finite"):
-        train(replace(config, loss=loss, epochs=1, evaluate_every=0), tmp_path / "run", quiet=True)
+        train(replace(config, **settings, epochs=1, evaluate_every=0), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
 
 

@@ -37,8 +37,9 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
     for key in ("state_dict", "model", "teacher"):  # keys under which training scripts store the weights
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not (isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())):
-        raise UnimetricError(f"{path}: must contain a table of tensors", hint)
+    named = isinstance(state, dict) and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items())
+    if not (named and state):
+        raise UnimetricError(f"{path}: must contain a table of tensors by name", hint)
     for prefix in ("module.", "backbone.", "network."):  # prefixes added by training scripts or by Unimetric runs
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     layout = recognize(state)

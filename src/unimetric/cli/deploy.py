@@ -25,3 +25,4 @@ def export(
 
     folder = run_export(run, out, backbone=backbone)
     print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB; evaluate it with: unimetric evaluate {folder}")
+    print("if the dataset is elsewhere on that machine, add its location, such as \"dataset=folder(root='images')\"")

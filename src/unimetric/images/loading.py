@@ -1,6 +1,6 @@
 """Load images as tensors: from memory in batches on the device, or decoded by workers on demand.
 
-Both return the same crops.
+Both return the same crops of packed images.
 """
 
 from __future__ import annotations
@@ -98,6 +98,55 @@ def _free(where: torch.device) -> int:
     return 2**31
 
 
+class Cropper:
+    """Crops packed images in batches. Both loaders use it, so that their crops of a pack are bit-identical on a CPU.
+
+    Args:
+        table: Table whose paths are rows of packs.
+        where: Device of the pixels.
+        mean, std: Normalization constants of the backbone's pretraining images.
+        compiled: Whether to compile the cropping. Requires that all calls have the same shapes.
+    """
+
+    def __init__(
+        self, table: Table, *, where: torch.device, mean: tuple[float, ...], std: tuple[float, ...], compiled: bool = False
+    ) -> None:
+        self.sizes = np.stack([opened(file).sizes[row] for file, row in filter(None, map(located, table.paths))])
+        self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
+        self.where = where
+        self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
+        self.make: Any = torch.compile(squares, dynamic=False) if compiled else squares
+
+    def crop(self, pixels: Tensor, starts: np.ndarray, rows: np.ndarray, view: View) -> Tensor:
+        """Return normalized crops (B, 3, S, S).
+
+        Args:
+            pixels: Pixels of all images, concatenated, four bytes each.
+            starts: (B,) start of each image of the batch.
+            rows: (B,) indices of the images in the table.
+            view: Center crop or augmented view.
+        """
+        sizes = self.sizes[rows]
+        offsets, plan = self._to(starts), self._to(plan_of(view.draws(rows, sizes), sizes))
+        images = [
+            self.make(pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, self.canvas)
+            for part in self._parts(len(rows))
+        ]
+        return images[0] if len(images) == 1 else torch.cat(images)
+
+    def _to(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.where, non_blocking=True) if self.where.type == "cuda" else tensor
+
+    def _parts(self, count: int) -> list[slice]:
+        # A batch is temporarily padded to the size of the largest image. Limit that to some gigabytes on
+        # a GPU, and to a tenth of that on a CPU.
+        most = 1_500_000_000 if self.where.type == "cuda" else 100_000_000
+        pieces = -(-count * self.canvas[0] * self.canvas[1] * 3 // most)
+        step = -(-count // pieces)
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 class Resident:
     """Images decoded in memory. A batch of crops takes a few kernels.
 
@@ -121,10 +170,11 @@ class Resident:
     ) -> None:
         locations = [location for location in map(located, table.paths) if location]
         self.device = device
-        self.sizes = np.stack([opened(file).sizes[row] for file, row in locations])
-        counts = self.sizes.prod(1)
+        # On a GPU, compiling fuses the gather, the filters and the colors from about a hundred kernels
+        # into a few. Shapes are static.
+        self.cropper = Cropper(table, where=where, mean=mean, std=std, compiled=where.type == "cuda")
+        counts = self.cropper.sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
-        self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
         few = 2048  # images at once, so that the host never holds a second copy of a large dataset
         for start in range(0, len(locations), few):
@@ -132,10 +182,11 @@ class Resident:
             self._read(rows, locations)
             if progress is not None:
                 progress(int(rows[-1]) + 1, len(locations))
-        self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
-        # On a GPU, compiling fuses the gather, the filters and the colors from about a hundred kernels
-        # into a few. Shapes are static.
-        self.make: Any = torch.compile(squares, dynamic=False) if where.type == "cuda" else squares
+
+    @property
+    def arithmetic(self) -> str:
+        """Device that crops. Another one rounds differently."""
+        return f"crops by the {self.cropper.where.type}"
 
     def _read(self, rows: np.ndarray, locations: list[tuple[str, int]]) -> None:
         for file in dict.fromkeys(locations[row][0] for row in rows):
@@ -152,29 +203,11 @@ class Resident:
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
         """Yield normalized crops (B, 3, S, S), one batch per request."""
         for rows, view in requests:
-            sizes = self.sizes[rows]
-            offsets, plan = self._to(self.offsets[rows]), self._to(plan_of(view.draws(rows, sizes), sizes))
-            images = [
-                self.make(self.pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, self.canvas)
-                for part in self._parts(len(rows))
-            ]
-            yield (images[0] if len(images) == 1 else torch.cat(images)).to(self.device)
-
-    def _to(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.pixels.device, non_blocking=True) if self.pixels.is_cuda else tensor
-
-    def _parts(self, count: int) -> list[slice]:
-        # A batch is temporarily padded to the size of the largest image. Limit that to some gigabytes on
-        # a GPU, and to a tenth of that on a CPU.
-        most = 1_500_000_000 if self.pixels.is_cuda else 100_000_000
-        pieces = -(-count * self.canvas[0] * self.canvas[1] * 3 // most)
-        step = -(-count // pieces)
-        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+            yield self.cropper.crop(self.pixels, self.offsets[rows], rows, view).to(self.device)
 
 
 class Streamed:
-    """Images that workers decode and crop on demand.
+    """Images that workers decode on demand. They also crop files; packed images are cropped like those in memory.
 
     Args:
         table: Table whose paths are files, or rows of packs.
@@ -186,6 +219,18 @@ class Streamed:
     def __init__(self, table: Table, *, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...], workers: int) -> None:
         self.paths, self.device, self.workers = table.paths, device, workers
         self.mean, self.std = (torch.tensor(value, device=device).view(1, 3, 1, 1) for value in (mean, std))
+        self.cropper: Cropper | None = None
+        if table.paths and all(map(located, table.paths)):
+            # Not compiled: the number of pixels differs from batch to batch.
+            cropper = Cropper(table, where=device, mean=mean, std=std)
+            # A batch is padded to the largest image. If most images are much smaller, workers crop faster.
+            if np.prod(cropper.canvas) <= 4 * cropper.sizes.prod(1).mean():
+                self.cropper = cropper
+
+    @property
+    def arithmetic(self) -> str:
+        """Device that crops. Another one rounds differently; workers round to bytes."""
+        return "crops by workers" if self.cropper is None else f"crops by the {self.device.type}"
 
     def __getitem__(self, item: tuple[int, View]) -> Tensor | UnimetricError:
         row, view = item
@@ -193,6 +238,8 @@ class Streamed:
             image = decode(self.paths[row])
         except UnimetricError as error:
             return error  # raised in the main process, without the traceback of a worker
+        if self.cropper is not None:
+            return torch.from_numpy(image).reshape(-1)
         draws = view.draws(np.array([row]), np.array([image.shape[:2]]))
         return crop_one(image, draws, view.recipe)
 
@@ -210,7 +257,7 @@ class Streamed:
             self,  # type: ignore[arg-type]
             batch_sampler=batches(),
             num_workers=self.workers,
-            collate_fn=_stack,
+            collate_fn=_stack if self.cropper is None else _join,
             worker_init_fn=isolate_worker,
             pin_memory=self.device.type == "cuda",
             # A loader draws when it starts, and a resumed run starts one more. A separate generator keeps
@@ -223,9 +270,13 @@ class Streamed:
             if isinstance(images, UnimetricError):
                 raise images
             rows, view = pending.pop(0)
+            images = images.to(self.device, non_blocking=True)
+            if self.cropper is not None:
+                counts = self.cropper.sizes[rows].prod(1)
+                yield self.cropper.crop(_pack_pixels(images), counts.cumsum() - counts, rows, view)
+                continue
             ones = np.ones((len(rows), 2))  # workers have cropped already, and neither flips nor colors depend on sizes
             plan = torch.from_numpy(plan_of(view.draws(rows, ones), ones)).to(self.device)
-            images = images.to(self.device, non_blocking=True)
             images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
             yield color(images, plan, self.mean, self.std, view.recipe)
 
@@ -241,10 +292,11 @@ def _pack_pixels(flat: Tensor) -> Tensor:
 
 
 def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
-    for item in items:
-        if isinstance(item, UnimetricError):
-            return item
-    return torch.stack([item for item in items if isinstance(item, Tensor)])
+    return next((item for item in items if isinstance(item, UnimetricError)), None) or torch.stack(items)  # type: ignore[arg-type]
+
+
+def _join(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
+    return next((item for item in items if isinstance(item, UnimetricError)), None) or torch.cat(items)  # type: ignore[arg-type]
 
 
 def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None) -> list[tuple[int, str]]:

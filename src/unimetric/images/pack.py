@@ -32,7 +32,7 @@ import numpy as np
 from unimetric.errors import UnimetricError
 from unimetric.files import CHUNK
 from unimetric.images.decode import MOST_PIXELS, load_image, parse_image
-from unimetric.images.table import Table
+from unimetric.images.table import COLUMNS, Table
 
 MAGIC = b"UNIPACK\x01"
 VERSION = 1
@@ -102,6 +102,7 @@ class Pack:
         table: `Table` whose paths are locators, `FILE.pack::ROW`.
         names: Name of each image, relative to the folder of the dataset.
         sizes: (N, 2) int64 height and width.
+        lengths: (N,) int64 number of stored bytes.
         encoding: `raw`, `jpeg`, `webp` or `png`.
         sha256: Hash of the bytes of all images.
         skipped: (name, reason) of each image that was skipped when the pack was written.
@@ -120,21 +121,23 @@ class Pack:
             paths=tuple(f"{path}::{row}" for row in range(len(self.names))),
             class_names=tuple(footer["class_names"]),
             source_names=tuple(footer["source_names"]),
-            **{key: np.asarray(footer[key]) for key in ("labels", "train", "query", "gallery", "source")},
+            group_names=tuple(footer.get("group_names", ())),
+            group_rule=footer.get("group_rule", "class"),
+            **{key: np.asarray(footer[key]) for key in COLUMNS if key in footer},  # packs without groups lack `group`
         )
         self._offsets = np.asarray(footer["offset"], np.int64)
-        self._lengths = np.asarray(footer["length"], np.int64)
+        self.lengths = np.asarray(footer["length"], np.int64)
         self._bytes = bytes_  # (P,) uint8, only the images, memory-mapped
         pixels = self.sizes.prod(1) * 3
         if (
-            not len(self.table) == len(self.sizes) == len(self._offsets) == len(self._lengths) > 0
+            not len(self.table) == len(self.sizes) == len(self._offsets) == len(self.lengths) > 0
             or self.encoding not in ENCODINGS
             or self.sizes.min() < 1
             or pixels.max() > 3 * MOST_PIXELS
-            or self._lengths.min() < 1
-            or (self._offsets != np.concatenate([[0], self._lengths.cumsum()[:-1]])).any()
-            or self._lengths.sum() != len(bytes_)
-            or (self.encoding == "raw" and (pixels != self._lengths).any())
+            or self.lengths.min() < 1
+            or (self._offsets != np.concatenate([[0], self.lengths.cumsum()[:-1]])).any()
+            or self.lengths.sum() != len(bytes_)
+            or (self.encoding == "raw" and (pixels != self.lengths).any())
         ):
             raise ValueError("the footer is inconsistent")
 
@@ -191,6 +194,11 @@ class Pack:
     def __reduce__(self) -> tuple[Any, ...]:
         return Pack.open, (self.path, False)  # another process receives the path, not the images
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the images and their sizes. The footer stores the first, so no image is read."""
+        return hashlib.sha256(self.sha256.encode() + self.sizes.tobytes()).hexdigest()
+
     def picture_bytes(self, row: int) -> bytes:
         """Return the stored bytes of an image.
 
@@ -220,7 +228,7 @@ class Pack:
     def _span(self, row: int) -> np.ndarray:
         if not 0 <= row < len(self):
             raise UnimetricError(f"{self.path}::{row}: the pack has only {len(self)} images", "pack the dataset again")
-        return self._bytes[self._offsets[row] : self._offsets[row] + self._lengths[row]]
+        return self._bytes[self._offsets[row] : self._offsets[row] + self.lengths[row]]
 
     def decoded(
         self,

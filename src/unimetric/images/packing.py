@@ -19,7 +19,7 @@ from unimetric.files import atomic_stream
 from unimetric.images import QUALITY
 from unimetric.images.decode import INTERPOLATIONS, encode, load_image, shrink
 from unimetric.images.pack import ENCODINGS, MAGIC, OPEN_PACKS, VERSION, Pack, decode, located, map_in_order, opened
-from unimetric.images.table import Table
+from unimetric.images.table import COLUMNS, Table
 
 
 def write(
@@ -145,7 +145,7 @@ class Footer:
 
     def __init__(self, table: Table, settings: dict[str, Any]) -> None:
         self.table, self.settings = table, settings
-        self.names = _relative(table.paths)
+        self.names = relative_names(table.paths)
         self.digest = hashlib.sha256()
         self.rows: list[int] = []
         self.skipped: list[list[str]] = []
@@ -178,8 +178,12 @@ class Footer:
             "class_names": stored.class_names,
             "source_names": stored.source_names,
         }
-        for key in ("labels", "train", "query", "gallery", "source"):
+        for key in COLUMNS:
             content[key] = getattr(stored, key).astype(int).tolist()
+        if stored.group_names:
+            content |= {"group_names": stored.group_names, "group_rule": stored.group_rule}
+        else:  # the bytes of a pack without groups are those of earlier versions
+            del content["group"]
         footer = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 6)
         return footer + hashlib.sha256(footer).digest() + len(footer).to_bytes(8, "little") + MAGIC
 
@@ -225,8 +229,12 @@ def _from_array(source: str, read: Callable[[str], np.ndarray]) -> Image.Image:
     return Image.fromarray(array).convert("RGB")
 
 
-def _relative(paths: Sequence[str]) -> list[str]:
-    """Return paths relative to their deepest common folder. Rows of a pack keep their names."""
+def relative_names(paths: Sequence[str]) -> list[str]:
+    """Return paths relative to their deepest common folder. Rows of a pack keep the names that it stores.
+
+    Args:
+        paths: Paths of images, as in `Table.paths`.
+    """
     if any(map(located, paths)):
         return [_name_in_pack(path) or os.path.basename(path) for path in paths]
     whole = [os.path.abspath(path) for path in paths]

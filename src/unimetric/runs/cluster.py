@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from typing import Any
 
 from unimetric.errors import UnimetricError
@@ -22,11 +23,31 @@ def connect(address: str) -> Any:
     """Connect to a Ray cluster, and return the module `ray`.
 
     Args:
-        address: Address of the cluster. `auto` finds the cluster of this machine, `local` starts one here.
+        address: Address of the cluster. `auto` finds the cluster of this machine, `local` starts one here that other machines
+            cannot reach.
     """
+    hint = "start one with `ray start --head`, or use `--ray local`"
+    options: dict[str, Any] = {}
+    if address == "local":
+        # Ray reads this on import. Its processes then listen on 127.0.0.1 instead of on all interfaces.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        options["include_dashboard"] = False
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # 40 seconds each, if something else listens at the address
+    _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address, hint)
     ray = import_ray()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-    except ConnectionError as error:
-        raise UnimetricError(f"no Ray cluster at {address!r}: {error}", "start one with `ray start --head`, or use `--ray local`") from None
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True, **options)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise UnimetricError(f"no Ray cluster at {address!r}: {error}", hint) from None
     return ray
+
+
+def _check_reachable(address: str, hint: str) -> None:
+    """Raise an error if nothing listens at an address with a port. Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, OverflowError) as error:
+        raise UnimetricError(f"no Ray cluster at {address!r}: {error}", hint) from None

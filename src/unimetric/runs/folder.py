@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from unimetric.config import NO_RESULT, RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import remove_stale, write_text
 from unimetric.foreign import declared
+from unimetric.images.table import Table
 from unimetric.runs.device import VERSION, peak_memory
 from unimetric.runs.model import build_model
+from unimetric.runs.record import check_files, check_images, seal_files
 from unimetric.runs.weights import Trained, read_tensors
 from unimetric.spec import bind, find, parse, signature, text_of
 
@@ -45,10 +48,12 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
     if not (folder / "config.toml").is_file():
         raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
     weights = _weights_file(folder, epoch)
-    config = load(folder / "config.toml", **({"backbone": backbone} if backbone else {}))
+    own = load(folder / "config.toml")
+    config = from_settings(asdict(own) | {"backbone": backbone}, str(folder)) if backbone else own
     config = overridden(config, {"head": head} if head else {}, folder)
     model = build_model(config)
-    tensors, _ = read_tensors(weights, "restore the file, or train the run again in a new folder")
+    tensors, notes = read_tensors(weights, "restore the file, or train the run again in a new folder")
+    check_settings(own, notes, weights)
     if epoch == "last":
         tensors = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
     Trained(model, place=str(weights)).load_state_dict(tensors)
@@ -69,6 +74,47 @@ def _weights_file(folder: Path, epoch: str) -> Path:
             f"{folder}: the weights are missing (no model.safetensors)", "restore the file, or train the run again in a new folder"
         )
     raise UnimetricError(f"{folder}: no weights yet (no model.safetensors)", "run `unimetric train` until its first evaluation")
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of weights, for the notes of their file.
+
+    `epochs` may be raised. Images may have moved; `data.json` identifies them.
+    """
+    later = {"epochs", "dataset", "split", "on_bad_picture"}
+    return {key: value for key, value in asdict(config).items() if key not in NO_RESULT | later}
+
+
+def check_settings(config: RunConfig, notes: dict[str, Any], weights: Path) -> None:
+    """Raise an error if weights were trained with other settings. Weights of earlier versions do not store theirs.
+
+    Args:
+        config: Settings of the run.
+        notes: Notes of the file of weights.
+        weights: Path of the file, for the error.
+    """
+    own = json.loads(json.dumps(settings_of(config)))
+    theirs = notes.get("settings")
+    for key, value in theirs.items() if isinstance(theirs, dict) else ():
+        if key in own and own[key] != value:
+            raise UnimetricError(
+                f"{weights.parent / 'config.toml'}: `{key}` is {own[key]!r}, but {weights.name} was trained with {value!r}",
+                "restore config.toml; settings that may differ from training are given on the command line, as `key=value`",
+            )
+
+
+def check_own_images(run: str | Path, config: RunConfig, table: Table, parts: Mapping[str, np.ndarray]) -> None:
+    """Raise an error if the images of a run have changed since it started. A replaced dataset or split is not compared.
+
+    Args:
+        run: Run folder.
+        config: Settings of the evaluation.
+        table: Table of the images.
+        parts: Rows by part: `train`, `validation`, `test`.
+    """
+    own = load(Path(run) / "config.toml")
+    if all(getattr(own, key) == getattr(config, key) for key in ("dataset", "split", "seed", "on_bad_picture")):
+        check_images(Path(run), table, parts)
 
 
 def overridden(config: RunConfig, overrides: dict[str, Any], run: str | Path) -> RunConfig:
@@ -115,24 +161,63 @@ _BEGUN = (".lock", ".config.toml.")
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:
-    """Raise an error unless a folder is empty or belongs to the same run."""
-    if (folder / "config.toml").exists():
-        other = load(folder / "config.toml")
-        if other.run_id != config.run_id:
-            mine, theirs = asdict(config), asdict(other)
-            key = next(key for key in mine if key not in NO_RESULT and mine[key] != theirs[key])
+    """Raise an error unless a folder is empty or belongs to the same run, perhaps with fewer epochs."""
+    try:
+        known = (folder / "config.toml").is_file()
+        strange = folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir()))
+    except OSError as error:
+        raise UnimetricError(f"{folder}: cannot be read: {error.strerror}", "choose another --out") from None
+    if not known and strange:
+        raise UnimetricError(f"{folder}: exists and is not a run folder", "choose another --out")
+    if not known:
+        return
+    other = load(folder / "config.toml")
+    mine, theirs = asdict(config), asdict(other)
+    for key in mine:
+        if key not in NO_RESULT | {"epochs"} and mine[key] != theirs[key]:
             raise UnimetricError(
                 f"{folder}: contains another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
             )
-    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir())):
-        raise UnimetricError(f"{folder}: exists and is not a run folder", "choose another --out")
+    if config.epochs != other.epochs:
+        _check_longer(config, other, folder)
+
+
+def _check_longer(config: RunConfig, other: RunConfig, folder: Path) -> None:
+    """Raise an error unless a run with more epochs can start from the checkpoint of a shorter one, with the same result."""
+    problem = f"{folder}: contains a run with `epochs = {other.epochs}`, which cannot become {config.epochs}"
+    hint = "choose another --out, or remove the folder"
+    if config.epochs < other.epochs:
+        raise UnimetricError(f"{problem}: its epochs can only be raised", hint)
+    schedule, arguments = bind("schedules", config.schedule)
+    for step in range(16 * other.epochs):
+        now = step / 16
+        before, after = (schedule(now, epochs, **arguments) for epochs in (other.epochs, config.epochs))
+        if before != after:
+            raise UnimetricError(
+                f"{problem}: the schedule `{config.schedule}` depends on their number. Its factor after {now:g} epochs was {before:.4g}, "
+                f"and is {after:.4g} in the longer run",
+                f"{hint}; `constant` and `step` schedules allow it",
+            )
+    every = config.evaluate_every
+    if (folder / "done").exists() and (not every or other.epochs % every):
+        raise UnimetricError(
+            f"{problem}: epoch {other.epochs} was evaluated because it was the last, and a longer run with `evaluate_every = {every}` "
+            "does not evaluate it",
+            hint,
+        )
+
+
+def is_finished(config: RunConfig, folder: Path) -> bool:
+    """Return whether a folder contains the finished run, with all epochs of the settings."""
+    return (folder / "done").exists() and load(folder / "config.toml").epochs == config.epochs
 
 
 @contextlib.contextmanager
 def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
     """Make the run folder and lock it for this process.
 
-    At the end, add the peak memory to `environment.json`.
+    Temporary files that a killed process has left are removed. At the end, the peak memory is added to `environment.json`, and
+    `data.json` gets the checksums of a finished run.
 
     Args:
         config: Settings of the run, for `config.toml`.
@@ -154,6 +239,9 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
         "run_id": config.run_id,
     }
     with _file_lock(folder):
+        remove_stale(folder)
+        seal_files(folder, finished=False)
+        (folder / "done").unlink(missing_ok=True)  # a run that gets more epochs is not finished
         write_text(folder / "config.toml", config.dump())  # first, because it marks a run folder even after a crash
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
         try:
@@ -162,6 +250,7 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
             environment["peak_memory_gib"] = peak_memory(device)
             with contextlib.suppress(UnimetricError):  # on a full disk, the run's own error is the one to report
                 write_text(folder / "environment.json", json.dumps(environment, indent=1))
+                seal_files(folder, finished=(folder / "done").exists())
 
 
 @contextlib.contextmanager
@@ -200,4 +289,5 @@ def read_done(folder: Path) -> dict[str, Any]:
     measured = [value for key, value in line.items() if "/" in key] if isinstance(line, dict) else []
     if not measured or not {"epoch", "chosen_on"} <= line.keys() or not all(isinstance(value, int | float) for value in measured):
         raise UnimetricError(f"{folder / 'done'}: not the line of a best epoch", hint)
+    check_files(folder)
     return line

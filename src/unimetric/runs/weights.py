@@ -26,13 +26,18 @@ FINGERPRINT = "frozen.fingerprint"
 
 def fingerprint(model: Model) -> Tensor:
     """Return the SHA-256 of the frozen tensors with their names, as (32,) bytes."""
-    digest = hashlib.sha256()
     state = model.state_dict()
-    for name in sorted(model.frozen):
-        tensor = state[name].detach().cpu().contiguous()
+    return torch.tensor(list(hash_tensors({name: state[name] for name in model.frozen})), dtype=torch.uint8)
+
+
+def hash_tensors(tensors: dict[str, Tensor], notes: str = "") -> bytes:
+    """Return the SHA-256 of a text and of tensors with their names, types and shapes."""
+    digest = hashlib.sha256(notes.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
-    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 class Trained:
@@ -84,11 +89,12 @@ class Trained:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write tensors and notes (JSON) atomically."""
+    """Write tensors, notes (JSON) and the hash of both atomically."""
     with atomic(path) as temporary:
         ready = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        text = json.dumps(notes)
         try:
-            save_file(ready, temporary, {"notes": json.dumps(notes)})
+            save_file(ready, temporary, {"notes": text, "sha256": hash_tensors(ready, text).hex()})
         except SafetensorError as error:  # safetensors reports a full disk this way
             raise OSError(str(error)) from None
         mask = os.umask(0o077)  # the only way to read the mask is to set it
@@ -97,9 +103,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
 
 
 def read_tensors(path: Path, hint: str = "remove the file to restart from scratch") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of `write_tensors`. A damaged file raises an error with this hint."""
+    """Read a file of `write_tensors`. A damaged or modified file raises an error with this hint.
+
+    Files of earlier versions have no hash.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["notes"])  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+        notes = dict(json.loads(metadata["notes"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UnimetricError(f"{path}: unreadable checkpoint: {error}", hint) from None
+    if "sha256" in metadata and metadata["sha256"] != hash_tensors(tensors, metadata["notes"]).hex():
+        raise UnimetricError(f"{path}: damaged: the hash of its content differs from the stored one", hint)
+    return tensors, notes

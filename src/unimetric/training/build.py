@@ -85,10 +85,10 @@ def build_optimizer(config: RunConfig, model: Model, objective: Objective) -> to
     part, arguments = bind("optimizers", config.optimizer)
     lr = arguments.get("lr", signature(part).parameters["lr"].default)
     groups: list[dict[str, Any]] = []
-    for name, module, rate in (("backbone", model.backbone, lr), ("head", model.head, lr * config.head_lr_scale)):
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if parameters:
-            groups.append({"name": name, "params": parameters, "lr": rate})
+    parameters = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
+    if parameters:
+        groups.append({"name": "backbone", "params": parameters, "lr": lr})
+    groups += model.head.groups(lr * config.head_lr_scale)
     groups += objective.groups(lr)
     if not groups:
         raise UnimetricError("neither head nor loss has anything to learn", "use a head with weights, such as `linear`")

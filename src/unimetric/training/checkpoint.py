@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.runs.device import evaluation_batch
+from unimetric.runs.folder import check_settings, settings_of
+from unimetric.runs.record import RECORD, check_images, hash_log, record_images
 from unimetric.runs.weights import read_tensors, write_tensors
+from unimetric.training.distributed import warn_of_batch_norm
 from unimetric.training.progress import Progress
 from unimetric.training.state import TrainingState, embed_rows
 
@@ -29,17 +34,58 @@ def resume(state: TrainingState, folder: Path) -> Progress:
     """
     path = folder / CHECKPOINT
     resumed = path.exists()
+    warn_of_batch_norm(state.fabric, state.bare, state.display)
+    recorded = (folder / RECORD).exists()
+    if resumed and not recorded:
+        state.display.line(f"{folder}: no {RECORD}, so the images are not compared with those of the interrupted run")
+    if state.fabric.global_rank == 0 and not (resumed and recorded):
+        record_images(folder, state.table, state.split)
     if state.sampler.needs_embeddings and resumed:  # restoring only needs a buffer of the right shape
         state.sampler.fill(torch.zeros(len(state.labels), state.bare.dim, device=state.fabric.device))
     elif state.sampler.needs_embeddings:
         state.sampler.fill(embed_rows(state, state.split.train))
     if not resumed:
         return Progress()
-    notes = restore(path, parts=state.parts, optimizers=state.optimizers, precision=state.fabric.strategy.precision)
+    notes = restore(path, parts=state.parts, optimizers=state.optimizers, precision=state.fabric.strategy.precision, config=state.config)
+    if "execution" not in notes and state.fabric.device.type == "cpu":
+        # An earlier version wrote this checkpoint, with the plain layout on a CPU. Another one would change the rounding.
+        state.bare.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    if notes.get("log", "") not in ("", hash_log(folder, notes["epoch"])):
+        raise UnimetricError(
+            f"{folder / 'metrics.jsonl'}: lines of finished epochs were modified",
+            f"restore the file, or remove {path} to restart from scratch",
+        )
+    changes = [f"{new} (was: {old})" for old, new in zip(notes.get("execution", []), describe_execution(state), strict=False) if old != new]
+    if changes:
+        state.display.line(f"resuming with {', '.join(changes)}: the result may differ from an uninterrupted run by rounding")
     known = {key: notes[key] for key in Progress().notes() if key in notes}  # old checkpoints have no `variants`
     progress = Progress(**known, resumed=True)
     state.display.line(f"resuming after epoch {progress.epoch}, step {progress.step}")
     return progress
+
+
+def describe_execution(state: TrainingState) -> list[str]:
+    """Describe what is not part of the run id, but changes the rounding of results."""
+    device = torch.cuda.get_device_name(state.fabric.device) if state.fabric.device.type == "cuda" else state.fabric.device.type
+    return [
+        f"torch {torch.__version__}",
+        f"device {device}",
+        f"{state.fabric.world_size} processes",
+        f"{torch.get_num_threads()} threads",
+        f"evaluate_batch {evaluation_batch(state.config, state.fabric)}",
+        state.loader.arithmetic,
+    ]
+
+
+def check_data(state: TrainingState, folder: Path) -> None:
+    """Raise an error if a run would resume with other images. Call this before any file of the folder changes.
+
+    Args:
+        state: State of the run.
+        folder: Run folder.
+    """
+    if (folder / CHECKPOINT).exists():
+        check_images(folder, state.table, state.split.parts)
 
 
 def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> None:
@@ -57,8 +103,9 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
             folder / CHECKPOINT,
             parts=state.parts,
             optimizers=state.optimizers,
-            progress=progress.notes(),
+            progress=progress.notes() | {"log": hash_log(folder, progress.epoch), "execution": describe_execution(state)},
             precision=fabric.strategy.precision,
+            config=state.config,
         )
     fabric.barrier()
 
@@ -72,7 +119,7 @@ def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None
         line: Log line of the epoch.
     """
     check_finite_weights(state, folder)
-    notes: dict[str, Any] = {"metrics": line}
+    notes: dict[str, Any] = {"metrics": line, "settings": settings_of(state.config)}
     if state.config.adapter:
         notes["backbone"] = state.config.backbone
     write_tensors(folder / "model.safetensors", state.trained.state_dict(), notes)
@@ -93,7 +140,15 @@ def check_finite_weights(state: TrainingState, folder: Path) -> None:
         )
 
 
-def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progress: dict[str, Any], precision: Any | None = None) -> None:
+def save(
+    path: Path,
+    *,
+    parts: dict[str, Any],
+    optimizers: dict[str, Any],
+    progress: dict[str, Any],
+    precision: Any | None = None,
+    config: RunConfig | None = None,
+) -> None:
     """Write a checkpoint.
 
     Args:
@@ -102,6 +157,7 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
         optimizers: Optimizers by name. Their tensors are stored as tensors, their numbers as a note.
         progress: Position of the run, as numbers and text.
         precision: Precision plugin of Fabric. The one of `16-mixed` has a state, the scale of the loss.
+        config: Settings of the run, to store with the weights.
     """
     tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
     groups: dict[str, Any] = {}
@@ -119,10 +175,18 @@ def save(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], progr
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    write_tensors(path, tensors, {"progress": progress, "groups": groups, "numbers": numbers, "scale": scale})
+    notes = {"progress": progress, "groups": groups, "numbers": numbers, "scale": scale}
+    write_tensors(path, tensors, notes | ({} if config is None else {"settings": settings_of(config)}))
 
 
-def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], precision: Any | None = None) -> dict[str, Any]:
+def restore(
+    path: Path,
+    *,
+    parts: dict[str, Any],
+    optimizers: dict[str, Any],
+    precision: Any | None = None,
+    config: RunConfig | None = None,
+) -> dict[str, Any]:
     """Load a checkpoint into the objects that `save` received.
 
     Args:
@@ -130,6 +194,7 @@ def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], pr
         parts: Objects with a `load_state_dict()`.
         optimizers: Optimizers by name.
         precision: Precision plugin of Fabric.
+        config: Settings of the run, to compare with the stored ones.
 
     Returns:
         The position of the run.
@@ -138,6 +203,8 @@ def restore(path: Path, *, parts: dict[str, Any], optimizers: dict[str, Any], pr
         UnimetricError: The checkpoint is not one of these objects.
     """
     tensors, notes = read_tensors(path)
+    if config is not None:
+        check_settings(config, notes, path)
     try:
         if precision is not None and notes.get("scale"):  # old checkpoints and most precisions have none
             precision.load_state_dict(notes["scale"])

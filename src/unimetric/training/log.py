@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.runs.device import CSVLogger, Fabric, TensorBoardLogger
+from unimetric.runs.display import source_table
+from unimetric.runs.record import finished_lines
 from unimetric.training.state import TrainingState, count_per_dataset, evaluate_starting_point
 
 
@@ -40,8 +43,15 @@ def format_log_line(line: dict[str, Any], epochs: int) -> str:
         words += [f"loss {line['loss']:.4f}", f"{line['pictures_per_second']:,.0f} images/s"]
     if "peak_memory_gib" in line:
         words.append(f"{line['peak_memory_gib']:.1f} GiB")
-    words += [f"{key} {value:.4f}" for key, value in main_metrics(line).items()]
-    return "  ".join(words)
+    return _with_values(words, main_metrics(line))
+
+
+def _with_values(words: list[str], values: dict[str, float]) -> str:
+    """Return a line of words and metric values without singular values, and below it a table of the values of single datasets."""
+    values, table = source_table(
+        {key: value for key, value in values.items() if not re.search(r"(singular_values|class_spectra)\b.*/\d+$", key)}
+    )
+    return "\n".join(["  ".join([*words, *(f"{key} {value:.4f}" for key, value in values.items())]), *table])
 
 
 def main_metrics(line: dict[str, Any]) -> dict[str, float]:
@@ -111,8 +121,7 @@ class Log:
         self.path, self.fabric = folder / "metrics.jsonl", fabric
         if fabric.global_rank != 0:
             return
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
-        valid = [line for line in lines if _epoch(line) <= upto]
+        valid = finished_lines(folder, upto)
         write_text(self.path, "".join(f"{line}\n" for line in valid))
         if any(isinstance(logger, CSVLogger) for logger in fabric.loggers):  # it truncates its file
             for line in valid:
@@ -127,13 +136,6 @@ class Log:
 
     def _send(self, line: dict[str, Any]) -> None:
         self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
-
-
-def _epoch(line: str) -> float:
-    try:
-        return float(json.loads(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # a line that was not written completely
 
 
 def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
     if config.evaluate_every:
         values, raw = evaluate_starting_point(state)
         line |= values | {"raw": raw}
-        display.line("  ".join(["raw backbone", *(f"{key} {value:.4f}" for key, value in raw.items())]))
+        display.line(_with_values(["raw backbone"], raw))
         display.line(format_log_line(line, config.epochs))
     if len(line) > 1:
         log.write(line)

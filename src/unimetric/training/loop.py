@@ -14,9 +14,9 @@ from unimetric.errors import Interrupted
 from unimetric.kinds import Output
 from unimetric.runs.device import open_fabric, peak_memory
 from unimetric.runs.display import Display
-from unimetric.runs.folder import check_same_run, lock_run_folder, read_done
+from unimetric.runs.folder import check_same_run, is_finished, lock_run_folder, read_done
 from unimetric.training.batches import Batch, batches
-from unimetric.training.checkpoint import resume, save_checkpoint, write_best
+from unimetric.training.checkpoint import check_data, resume, save_checkpoint, write_best
 from unimetric.training.distributed import gather
 from unimetric.training.log import Log, finish, format_log_line, log_starting_point, open_logger, write_skipped
 from unimetric.training.progress import Meter
@@ -42,7 +42,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     """
     folder = Path(folder)
     check_same_run(config, folder)
-    if (folder / "done").exists():
+    if is_finished(config, folder):
         return read_done(folder)
 
     # --- Devices ----------------------------------------------------------------------------------
@@ -54,6 +54,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     with Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
         state = build_training_state(config, fabric, display)
+        check_data(state, folder)
         if main:
             held.enter_context(lock_run_folder(config, folder, device=fabric.device))
             write_skipped(state, folder)

@@ -17,7 +17,7 @@ from unimetric.images.loading import Resident, Streamed, View, open_pictures
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
 from unimetric.metrics import measure
-from unimetric.runs.device import Fabric
+from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.display import Display
 from unimetric.runs.embed import embed, space_of
 from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
@@ -236,8 +236,6 @@ def build_learner(config: RunConfig, fabric: Fabric, table: Table, split: Split)
     objective = build_objective(config, model, num_classes=num_classes)
     seed_dice(objective, config.seed)
     sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-    if fabric.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model, objective = model.to(fabric.device), objective.to(fabric.device)
     return Learner(labels, model, objective, build_optimizer(config, model, objective), sampler)
 
@@ -293,7 +291,7 @@ def embed_rows(state: TrainingState, rows: np.ndarray, *, model: Any = None, rea
         state.loader,
         rows,
         View(state.recipe),
-        batch=state.config.evaluate_batch,
+        batch=evaluation_batch(state.config, state.fabric),
         read=read,
         progress=lambda done, total: state.display.step("evaluating", done, total),
     )
@@ -307,11 +305,11 @@ def embed_with_features(state: TrainingState, rows: np.ndarray) -> tuple[Tensor,
         rows: Indices of the rows in the table.
     """
     config, fabric = state.config, state.fabric
-    if not config.adapter:  # one pass gives both
+    if not state.bare.inserted:  # one pass gives both
         both = embed_rows(state, rows, read=lambda output: torch.cat([output[0].float(), output[1][:, 0].float()], 1))
         embeddings, features = both.tensor_split([state.bare.dim], 1)
         return embeddings, features
-    with torch.random.fork_rng():  # an adapter changes the features, so they need a backbone of their own
+    with torch.random.fork_rng():  # inserted parameters change the features, so they need a backbone of their own
         backbone = build_backbone(config).requires_grad_(False).to(fabric.device)
     with fabric.autocast():
         features = embed_rows(state, rows, model=backbone, read=lambda tokens: tokens[:, 0])

@@ -1,0 +1,223 @@
+"""`data.json`: the images of a run, and checksums of the files of a finished run. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unimetric.errors import UnimetricError
+from unimetric.files import write_text
+from unimetric.images.pack import located, opened
+from unimetric.images.packing import relative_names
+from unimetric.images.table import Split, Table
+
+RECORD = "data.json"
+
+#: Small files that do not change after a run. Weights store their own checksum, because they are replaced during a run.
+SEALED = ("done", "metrics.jsonl", "environment.json", "skipped.txt")
+
+
+class Image(NamedTuple):
+    """Identity of an image: relative path, bytes, modification time in nanoseconds, and class. In a pack, the time is 0."""
+
+    name: str
+    size: int
+    modified: int
+    label: str
+
+
+def describe_images(table: Table, parts: Mapping[str, np.ndarray]) -> dict[str, list[Image]]:
+    """Describe the images of some parts of a table without reading them.
+
+    Args:
+        table: Table of the images.
+        parts: Rows by part.
+    """
+    names, classes = relative_names(table.paths), table.class_names
+
+    def describe(row: int) -> Image:
+        return Image(names[row], *_size_and_time(table.paths[row]), classes[table.labels[row]])
+
+    return {part: [describe(row) for row in rows.tolist()] for part, rows in parts.items()}
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    location = located(path)
+    if location is not None:
+        return int(opened(location[0]).lengths[location[1]]), 0
+    try:
+        state = os.stat(path)
+    except OSError:  # reading it raises a better error
+        return -1, 0
+    return state.st_size, state.st_mtime_ns
+
+
+def describe_packs(table: Table) -> list[list[str]]:
+    """Return name and hash of each pack of a table. A pack stores the hash, so no image is read."""
+    files = dict.fromkeys(location[0] for location in map(located, table.paths) if location)
+    return [[os.path.basename(file), opened(file).fingerprint] for file in files]
+
+
+def record_images(folder: Path, table: Table, split: Split) -> None:
+    """Write `data.json`.
+
+    Args:
+        folder: Run folder.
+        table: Table of the images.
+        split: Rows of training, validation and test.
+    """
+    parts = describe_images(table, split.parts)
+    write_record(folder, {"packs": describe_packs(table), **{part: _columns(images) for part, images in parts.items()}})
+
+
+def _columns(images: list[Image]) -> dict[str, list[Any]]:
+    classes = sorted({image.label for image in images})
+    number = {name: index for index, name in enumerate(classes)}
+    return {
+        "names": [image.name for image in images],
+        "sizes": [image.size for image in images],
+        "modified": [image.modified for image in images],
+        "classes": classes,
+        "labels": [number[image.label] for image in images],
+    }
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[Image]:
+    labels = [columns["classes"][label] for label in columns["labels"]]
+    return [Image(*row) for row in zip(columns["names"], columns["sizes"], columns["modified"], labels, strict=True)]
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write `data.json` with the checksum of its content."""
+    write_text(folder / RECORD, json.dumps({"sha256": _seal(record), **record}, separators=(",", ":")))
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Read `data.json`, or return None if an earlier version made the folder. A damaged file is an error."""
+    path = folder / RECORD
+    hint = "restore the file, or remove it to continue without comparing the images"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnimetricError(f"{path}: unreadable: {error}", hint) from None
+    if not isinstance(record, dict) or record.pop("sha256", "") != _seal(record):
+        raise UnimetricError(f"{path}: was modified", hint)
+    return record
+
+
+def _seal(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def check_images(folder: Path, table: Table, parts: Mapping[str, np.ndarray]) -> bool:
+    """Raise an error if the images of a run have changed since it started.
+
+    Args:
+        folder: Run folder.
+        table: Table of the images now.
+        parts: Rows by part: `train`, `validation`, `test`.
+
+    Returns:
+        Whether the folder has a record to compare with.
+    """
+    record = read_record(folder)
+    if record is None:
+        return False
+    packs = zip(describe_packs(table), record["packs"], strict=False)  # a missing pack shows in the images
+    problem = [f"{name} has other content" for (name, now), (_, before) in packs if now != before]
+    differ = False
+    changes: dict[str, list[str]] = {"changed": [], "added": [], "removed": []}
+    for part, images in describe_images(table, parts).items():
+        before = _rows(record[part])
+        differ |= before != images
+        for kind, names in _differences(before, images).items():
+            changes[kind] += names
+    if not differ and not problem:
+        return True
+    names = [name for each in changes.values() for name in each]
+    if names:
+        counts = ", ".join(f"{len(each)} {kind}" for kind, each in changes.items())
+        problem.append(f"{counts} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})")
+    raise UnimetricError(
+        f"{folder}: the images have changed since the run started: {'; '.join(problem) or 'they are in another order'}",
+        f"restore them, or start from scratch with another --out; if they were only copied, remove {folder / RECORD}",
+    )
+
+
+def _differences(before: list[Image], now: list[Image]) -> dict[str, list[str]]:
+    old, new = ({image.name: image for image in images} for images in (before, now))
+    return {
+        "changed": [name for name in old if name in new and old[name] != new[name]],
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+    }
+
+
+def seal_files(folder: Path, *, finished: bool) -> None:
+    """Add the checksums of the small files to `data.json` when a run is finished; remove old ones if it is not.
+
+    Args:
+        folder: Run folder.
+        finished: Whether the run is finished.
+    """
+    record = read_record(folder)
+    if record is None:
+        return
+    before = record.pop("files", {})
+    if finished:
+        record["files"] = {name: _hash(folder / name) for name in SEALED if (folder / name).exists()}
+    if record.get("files", {}) != before:
+        write_record(folder, record)
+
+
+def check_files(folder: Path, names: Collection[str] = SEALED) -> None:
+    """Raise an error if a file of a finished run was modified.
+
+    Args:
+        folder: Run folder.
+        names: Names of the files to check.
+    """
+    for name, checksum in (read_record(folder) or {}).get("files", {}).items():
+        if name not in names:
+            continue
+        if not (folder / name).is_file() or _hash(folder / name) != checksum:
+            raise UnimetricError(
+                f"{folder / name}: was modified after the run", f"restore the file, or remove {folder / RECORD} to accept it"
+            )
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def finished_lines(folder: Path, upto: int) -> list[str]:
+    """Return the lines of `metrics.jsonl` up to an epoch. Lines that were not written completely are skipped.
+
+    Args:
+        folder: Run folder.
+        upto: Last epoch.
+    """
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return [line for line in lines if _epoch(line) <= upto]
+
+
+def _epoch(line: str) -> float:
+    try:
+        return float(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf
+
+
+def hash_log(folder: Path, upto: int) -> str:
+    """Return the hash of the lines of `metrics.jsonl` up to an epoch, for the checkpoint."""
+    return hashlib.sha256("\n".join(finished_lines(folder, upto)).encode()).hexdigest()

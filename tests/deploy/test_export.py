@@ -1,0 +1,88 @@
+"""Exports: repeated after a kill, and without the paths of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unimetric.analysis.evaluate import evaluate
+from unimetric.cli import app
+from unimetric.config import RunConfig, from_settings
+from unimetric.deploy.export import export
+from unimetric.errors import UnimetricError
+from unimetric.runs.folder import open_run
+from unimetric.training.loop import train
+
+KILLED = """
+import os, signal, sys
+from safetensors.torch import save_file
+import unimetric.runs.weights as weights
+from unimetric.deploy.export import export
+
+def save(tensors, path, notes):
+    save_file(tensors, path, notes)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+weights.save_file = save
+export(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.fixture
+def run(config: RunConfig, tmp_path: Path) -> Path:
+    train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "run", quiet=True)
+    return tmp_path / "run"
+
+
+def test_killed_export_can_be_repeated(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.run([sys.executable, "-c", KILLED, str(run), str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert [name for name in os.listdir(out) if name.startswith(".model.safetensors.")]
+    export(run, out)
+    assert sorted(os.listdir(out)) == ["config.toml", "model.safetensors"]
+    with pytest.raises(UnimetricError, match="must be an empty or new folder"):
+        export(run, out)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.safetensors").write_text("mine")
+    with pytest.raises(UnimetricError, match="must be an empty or new folder"):
+        export(run, other)
+
+
+def test_export_has_no_absolute_path_and_loads(run: Path, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = export(run, tmp_path / "out")
+    assert str(tmp_path.parent) not in (out / "config.toml").read_text()
+    settings, model = open_run(out)
+    assert settings.dataset == "pack(path='letters.pack')"
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(model.eval()(images)[0], open_run(run)[1].eval()(images)[0])
+    expected = evaluate(run)
+    assert evaluate(out, dataset=config.dataset) == expected
+    monkeypatch.chdir(Path(config.dataset.split("'")[1]).parent)
+    assert evaluate(out) == expected
+
+
+def test_edited_export_is_refused(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    out = export(run, tmp_path / "out")
+    (out / "config.toml").write_text((out / "config.toml").read_text().replace("glyphs(size=32)", "glyphs(size=28)"))
+    with pytest.raises(UnimetricError, match=r"config\.toml: `transform` is 'glyphs\(size=28\)', but model\.safetensors was trained with"):
+        open_run(out)
+
+
+@pytest.mark.parametrize("command", ["train", "export", "bench", "report"])
+def test_long_out_is_one_sentence(run: Path, grid: Path, tmp_path: Path, command: str) -> None:
+    out = str(tmp_path / ("x" * 300))
+    words = {"train": [str(run / "config.toml")], "export": [str(run)], "bench": [str(grid)], "report": [str(run)]}[command]
+    shown = CliRunner().invoke(app, [command, *words, "--out", out + (".html" if command == "report" else "")])
+    assert not isinstance(shown.exception, OSError), shown.exception
+    error = shown.output + str(shown.exception)
+    assert "File name too long" in error and "--out" in error, error

@@ -1,0 +1,44 @@
+import numpy as np
+import torch
+
+from unimetric.config import RunConfig, load
+from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.runs.embed import embed_all
+from unimetric.runs.model import build_model
+from unimetric.spec import create
+
+SETTINGS = {"dataset": "glyphs(blocks='armenian')", "transform": "glyphs", "backbone": "small(channels=16)", "device": "cpu"}
+
+
+def test_evaluation_batch_follows_the_device():
+    fabric = open_fabric(load(**SETTINGS))
+    assert evaluation_batch(RunConfig(), fabric) == 32
+    assert evaluation_batch(RunConfig(evaluate_batch=256), fabric) == 256
+
+
+def test_evaluation_batch_is_not_part_of_the_run_id():
+    assert load(evaluate_batch=256).run_id == load().run_id
+
+
+def test_size_of_the_batch_does_not_change_embeddings():
+    sizes = []
+    found = []
+    for batch in (0, 256):
+        config = load(**SETTINGS, evaluate_batch=batch)
+        model = build_model(config)
+        model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        table = create("datasets", config.dataset).take(np.arange(300))
+        found.append(embed_all(open_fabric(config), config, model, table))
+    assert set(sizes[:10]) == {32} and set(sizes[10:]) == {256}
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_convolutions_are_channels_last_on_a_cpu():
+    config = load(**SETTINGS)
+    model = build_model(config)
+    plain = create("backbones", config.backbone)
+    plain.load_state_dict(model.backbone.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    weights = [parameter for parameter in model.backbone.parameters() if parameter.dim() == 4]
+    assert weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+    torch.testing.assert_close(model.backbone.eval()(images), plain.eval()(images), rtol=1e-4, atol=1e-5)
