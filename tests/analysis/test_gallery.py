@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
-from unimetric.analysis.gallery import _shift, write_gallery
+from unimetric.analysis.evaluate import evaluate
+from unimetric.analysis.gallery import _shift, write_gallery, write_missing_galleries
 from unimetric.config import RunConfig, from_settings
 from unimetric.geometry import poincare, to_ball
+from unimetric.report import report
+from unimetric.report.folders import read_runs
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all
 from unimetric.runs.folder import open_run
@@ -43,6 +49,39 @@ def test_neighbours_are_those_that_the_run_is_measured_by(config: RunConfig, tmp
     ball = to_ball(embeddings.double(), curvature=0.5, clip=2.3)
     distance = poincare(ball, ball, curvature=0.5).fill_diagonal_(torch.inf)
     with np.load(write_gallery(tmp_path / "run", queries=points, points=points)) as file:
-        queries, found = file["queries"], file["neighbours"]
+        queries, found, scores = file["queries"], file["neighbours"], file["scores"]
     expected = distance[queries].sort(dim=1).values[:, : found.shape[1]]
     assert torch.allclose(distance[queries].gather(1, torch.from_numpy(found)), expected, atol=1e-5)
+    assert np.allclose(-scores, expected, atol=1e-3)
+
+
+def test_gallery_has_large_images_paths_and_classes(config: RunConfig, tmp_path: Path) -> None:
+    train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "run", quiet=True)
+    with np.load(write_gallery(tmp_path / "run", side=24, points=30)) as file:
+        arrays = dict(file)
+    ends = [0, *arrays["ends"].tolist()]
+    data = arrays["thumbnails"].tobytes()
+    sides = [max(Image.open(io.BytesIO(data[start:end])).size) for start, end in pairwise(ends)]
+    shown = {*arrays["queries"].tolist(), *arrays["neighbours"].ravel().tolist()}
+    assert sides == [24 if number in shown else 12 for number in range(len(sides))] and set(sides) == {24, 12}
+    table, split = read_table(open_run(tmp_path / "run")[0])
+    names = {path: table.class_names[label] for path, label in zip(table.paths, table.labels, strict=True)}
+    assert [names[path] for path in arrays["paths"]] == arrays["names"].tolist()
+    found: list[dict] = []
+    evaluate(tmp_path / "run", per_class=found.extend)
+    assert [row["class"] for row in found] == arrays["class_names"].tolist()
+    assert np.allclose([row["recall"] for row in found], arrays["class_recall"])
+    assert arrays["class_queries"].sum() == len(split.test)
+    (record,) = read_runs([tmp_path / "run"])[0]
+    assert record.gallery.keys() == arrays.keys()
+
+
+def test_run_without_readable_weights_is_listed(config: RunConfig, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        train(from_settings(asdict(config) | {"epochs": 1, "seed": ord(name)}), tmp_path / "runs" / name, quiet=True)
+    weights = tmp_path / "runs" / "a" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    failed = write_missing_galleries([tmp_path / "runs"])
+    assert [folder.name for folder, _ in failed] == ["a"] and str(weights) in failed[0][1]
+    assert (tmp_path / "runs" / "b" / "gallery.npz").exists()
+    assert report([tmp_path / "runs"], tmp_path / "page.html", failed=failed) == failed

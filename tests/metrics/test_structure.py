@@ -112,6 +112,15 @@ def test_uniformity(crowd, memory):
     assert math.isclose(value(Space(embeddings, labels, memory=memory), "uniformity"), math.log(sum(pairs) / len(pairs)), rel_tol=1e-9)
 
 
+def test_singular_values(crowd) -> None:
+    embeddings, labels = crowd(pictures=40)
+    values = torch.linalg.svdvals(embeddings.double())
+    measured = measure(Space(embeddings.double(), labels, geometry="euclidean"), ["singular_values(top=5)"])
+    assert list(measured) == [f"singular_values(top=5)/{number}" for number in range(1, 6)]
+    assert list(measured.values()) == pytest.approx((values / values.sum())[:5].tolist())
+    assert len(measure(Space(torch.eye(4), torch.arange(4) // 2), ["singular_values"])) == 4
+
+
 def test_class_spectra_of_no_values_are_refused() -> None:
     with pytest.raises(UnimetricError, match="`top` must be at least 1, got 0"):
         measure(Space(torch.eye(4), torch.arange(4) // 2), ["class_spectra(top=0)"])

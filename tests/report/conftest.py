@@ -22,16 +22,22 @@ def _gallery(path: Path, *, seed: int, shift: float, points: int) -> None:
         out = io.BytesIO()
         Image.new("RGB", (24, 24), (40 * int(labels[number]), 90, number % 256)).save(out, "JPEG")
         thumbnails.append(out.getvalue())
-    order = np.argsort(-(embeddings[:3] @ embeddings.T), axis=1)[:, 1:5]
+    similarity = embeddings[:3] @ embeddings.T
+    order = np.argsort(-similarity, axis=1)[:, 1:5]
     np.savez(
         path,
         embeddings=embeddings.astype(np.float16),
         labels=labels,
-        names=np.array([f"class </script> {label}" for label in labels]),
+        names=np.array([f"class </script><!--<script> {label}" for label in labels]),
         source=np.array(["cub200"]),
         shift=np.float64(shift),
         queries=np.arange(3),
         neighbours=order,
+        scores=np.take_along_axis(similarity, order, 1).astype(np.float32),
+        class_names=np.array([f"class {label}" for label in range(6)]),
+        class_recall=np.linspace(0.25, 1, 6, dtype=np.float32),
+        class_queries=np.full(6, points // 6),
+        class_confused=np.array(["class 5"] * 5 + [""]),
         spectrum=np.linalg.svd(embeddings, compute_uv=False).astype(np.float32),
         thumbnails=np.frombuffer(b"".join(thumbnails), np.uint8),
         ends=np.cumsum([len(each) for each in thumbnails]),

@@ -45,7 +45,10 @@ def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) 
 
     assert page.locator("table.results tbody tr").count() == 4
     assert page.locator("table.results b").count() == 1
-    assert page.locator("table.results .paper").first.get_attribute("title") == "Roth et al. 2020, table 2"
+    assert (
+        page.locator("table.results .paper").first.get_attribute("title") == "Roth et al. 2020, table 2; differs: epochs 4, the paper 150"
+    )
+    assert page.locator("#results .note").count() == 4
     for section, plots in (("curves", 3), ("structure", 1), ("spectra", 1)):
         assert page.locator(f"#{section} figure svg").count() == plots
         assert page.locator(f"#{section} svg polyline, #{section} svg circle").count() > 4
@@ -56,6 +59,11 @@ def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) 
     assert page.locator("#gallery .row img.same").count() + page.locator("#gallery .row img.other").count() == 3 * 4
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
     assert page.locator("#gallery .map circle").count() == 24
+    assert page.locator("#gallery .row figcaption").first.inner_text().startswith("class </script><!--<script> ")
+    assert page.locator("#gallery .row img").first.evaluate("(image) => image.clientWidth") == 96
+    assert ", score " in page.locator("#gallery .row img").nth(1).get_attribute("title")
+    assert page.locator("#classes tbody tr").count() == 6
+    assert page.locator("#classes tbody tr").first.inner_text().split("\t") == ["class 0", "25.0", "4", "class 5"]
     assert page.locator("#runs details").count() == 8
 
     tip = page.locator("#tip")
@@ -63,7 +71,7 @@ def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) 
     page.locator("#gallery .map circle").nth(5).hover(force=True)
     assert tip.is_visible()
     assert tip.locator("img").evaluate("(image) => image.naturalWidth") > 0
-    assert tip.inner_text().strip().startswith("class </script> ")  # text, not the end of the script
+    assert tip.inner_text().strip().startswith("class </script><!--<script> ")  # text, not the end of the script
     page.mouse.move(2, 2)
     assert tip.is_hidden()
     plot = page.locator("#curves svg").first

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
-from unimetric.report.numbers import Method, _agrees, _tables, published
+from unimetric.report.numbers import Method
+from unimetric.report.published import _agrees, published, read_papers
 from unimetric.spec import parse
 from unimetric.studies import protocols
 from unimetric.studies.ranges import read_any
@@ -56,6 +59,13 @@ def test_rows_have_settings_of_the_paper(grid: str, method: str, wanted: dict[st
         assert {key: found[key] for key in wanted} == wanted
 
 
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_name_the_pretrained_weights(path: Path) -> None:
+    """Without a tag, timm selects weights of its own, which are not those of the papers."""
+    for name in re.findall(r"timm\(name='([^']*)'[^)]*pretrained=True", path.read_text()):
+        assert "." in name and timm.models.get_pretrained_cfg(name) is not None, name
+
+
 def test_googlenet_uses_227_pixels() -> None:
     transforms = {
         name: settings("revisiting_figure2_cub200", setting=name)[0]["transform"] for name in ("GoogLeNet, 512", "BN-Inception, 512")
@@ -74,7 +84,7 @@ def test_published_rows_have_a_run_in_the_studies() -> None:
     paths = [path for path in sorted(GRIDS.glob("*.toml")) if path.name.startswith(("revisiting", "oodml", "crt", "puma"))]
     made = [Method("", [Record(Path(), "", asdict(run.config), [], {}, {}, {})]) for path in paths for run in read_any(path)]
     by_dataset = {dataset: [each for each in made if each.task[0] == dataset] for dataset in {each.task[0] for each in made}}
-    for table in _tables()["table"]:
+    for table in read_papers()["table"]:
         for row in table["rows"]:
             when = table["when"] | row["when"]
             assert any(_agrees(method, when) for method in by_dataset[when["dataset"]]), (table["source"], row)

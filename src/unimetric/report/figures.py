@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from unimetric.config import split_metric
 from unimetric.report.folders import Record
-from unimetric.report.numbers import Method, correlations, direction, is_structure, measured, shift_of, shifts
+from unimetric.report.numbers import SINGULAR_VALUES, Method, correlations, direction, judges, measured, shift_of, shifts
 
 #: Largest number of points per line of a plot.
 _POINTS = 200
+
+#: Largest number of classes per run.
+_CLASSES = 500
 
 
 def curves(found: list[Method]) -> list[dict[str, Any]]:
@@ -26,8 +30,10 @@ def curves(found: list[Method]) -> list[dict[str, Any]]:
     for method in found:
         for run in method.runs:
             for line in run.lines:
-                keys |= dict.fromkeys(key for key in line if key == "loss" or key.startswith(("test/", "validation/")))
+                keys |= dict.fromkeys(key for key in line if key == "loss" or key.startswith(("test/", "validation/", "train/")))
+    keys = {key: None for key in keys if not SINGULAR_VALUES.search(key)}
     plots = []
+    names = _long_names(found)
     for key in keys:
         lines = []
         for method in found:
@@ -39,15 +45,16 @@ def curves(found: list[Method]) -> list[dict[str, Any]]:
             epochs = sorted(values)
             if len(epochs) > 1:
                 kept = sorted({epochs[place] for place in np.linspace(0, len(epochs) - 1, min(_POINTS, len(epochs))).round().astype(int)})
-                lines.append({"name": _long(method, found), "x": kept, "y": [_rounded(np.mean(values[epoch])) for epoch in kept]})
+                lines.append({"name": names[method], "x": kept, "y": [_rounded(np.mean(values[epoch])) for epoch in kept]})
         if lines:
             plots.append({"title": key, "xlabel": "epoch", "ylabel": key, "lines": lines})
     return plots
 
 
-def _long(method: Method, found: list[Method]) -> str:
-    """Return the name of a method, with its dataset and split if those of the methods differ."""
-    return method.name if len({each.task for each in found}) == 1 else f"{method.name} ({', '.join(method.task)})"
+def _long_names(found: list[Method]) -> dict[Method, str]:
+    """Return the names of methods, with dataset and split if those of the methods differ."""
+    several = len({method.task for method in found}) > 1
+    return {method: f"{method.name} ({', '.join(method.task)})" if several else method.name for method in found}
 
 
 def _rounded(value: Any) -> float:
@@ -59,9 +66,8 @@ def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
 
     Line names contain the AGS.
     """
-    judges = [metric for metric in measured(found) if not is_structure(metric)]
     plots = []
-    for judge in judges[:2]:
+    for judge in judges(measured(found))[:2]:
         every, sign = shifts(found, judge), direction(found, judge)
         for dataset in dict.fromkeys(curve["dataset"] for curve in every):
             lines = [
@@ -74,28 +80,38 @@ def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
 
 
 def correlation_plots(found: list[Method]) -> list[dict[str, Any]]:
-    """Return one scatter plot per structure metric, against the first other metric.
+    """Return one scatter plot per structure metric, against the first other metric. Training embeddings come first.
 
-    Titles contain Pearson's r.
+    Titles contain the embedded images and Pearson's r.
     """
     metrics = measured(found)
-    judge = next((metric for metric in metrics if not is_structure(metric)), "")
+    judge = next(iter(judges(metrics)), "")
     plots = []
     for row in correlations(found, metrics):
-        if row["y"] == judge:
-            x, y, names = zip(*row["points"], strict=True)
-            points = {"name": "runs", "x": list(x), "y": list(y), "labels": list(names), "dots": True}
-            title = f"{row['dataset']}: r = {row['r']:+.2f}"
-            plots.append({"title": title, "xlabel": row["x"], "ylabel": row["y"], "lines": [points]})
-    return plots
+        if row["y"] != judge:
+            continue
+        part, metric = split_metric(row["x"])
+        scaled = ", scaled per split" if row["trends"] else ""
+        lines = []
+        for split in dict.fromkeys(row["splits"]):
+            x, y, names = zip(*[point for point, each in zip(row["points"], row["splits"], strict=True) if each == split], strict=True)
+            lines.append({"name": split, "x": list(x), "y": list(y), "labels": list(names), "dots": True})
+        ends = [min(point[0] for point in row["points"]), max(point[0] for point in row["points"])]
+        for name, (slope, intercept) in row["trends"].items():
+            lines.append({"name": f"{name}: slope {slope:+.2f}", "x": ends, "y": [slope * end + intercept for end in ends]})
+        images = "training" if part == "train" else "test"
+        title = f"{row['dataset']}, {images} embeddings{scaled}: r = {row['r']:+.2f}"
+        plots.append({"title": title, "xlabel": metric, "ylabel": judge, "lines": lines})
+    return sorted(plots, key=lambda plot: "training embeddings" not in plot["title"])
 
 
 def spectra(found: list[Method]) -> list[dict[str, Any]]:
-    """Return plots of the singular values of the test embeddings, scaled to sum 1.
+    """Return plots of singular values, scaled to sum 1.
 
-    Each line is the first seed of a method.
+    Those of the training embeddings, or within classes, are means over seeds of the metrics `singular_values` and `class_spectra`.
+    Those of the test embeddings come from the galleries, of the first seed of a method.
     """
-    plots = []
+    plots = _measured_spectra(found)
     for task in dict.fromkeys(method.task for method in found):
         lines = []
         for method in found:
@@ -107,8 +123,29 @@ def spectra(found: list[Method]) -> list[dict[str, Any]]:
                 kept = kept[share[kept] > 0]
                 lines.append({"name": method.name, "x": (kept + 1).tolist(), "y": [_rounded(share[place]) for place in kept]})
         if lines:
-            title = ", ".join(task)
+            title = f"{', '.join(task)}: test embeddings"
             plots.append({"title": title, "xlabel": "singular value, largest first", "ylabel": "fraction", "log": True, "lines": lines})
+    return plots
+
+
+def _measured_spectra(found: list[Method]) -> list[dict[str, Any]]:
+    lines: dict[tuple[tuple[str, str], str, str], list[dict[str, Any]]] = {}
+    for method in found:
+        values: dict[tuple[str, str], dict[int, list[float]]] = {}
+        for run in method.runs:
+            for key, value in run.best.items():
+                if key.startswith(("train/", "test/")) and (match := SINGULAR_VALUES.search(key)) and value > 0:
+                    values.setdefault((key.partition("/")[0], match[1]), {}).setdefault(int(match[2]), []).append(value)
+        for (part, metric), numbers in values.items():
+            x = sorted(numbers)
+            line = {"name": method.name, "x": x, "y": [_rounded(np.mean(numbers[number])) for number in x]}
+            lines.setdefault((method.task, part, metric), []).append(line)
+    plots = []
+    for (task, part, metric), some in sorted(lines.items(), key=lambda item: item[0][1] != "train"):
+        images = "training" if part == "train" else "test"
+        within = " within classes" if metric.startswith("class_") else ""
+        title = f"{', '.join(task)}: {images} embeddings{within}"
+        plots.append({"title": title, "xlabel": "singular value, largest first", "ylabel": "fraction", "log": True, "lines": some})
     return plots
 
 
@@ -124,11 +161,12 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
     Returns:
         One dictionary per run, and thumbnails as data URLs by key.
     """
-    judge = next((metric for metric in measured(found) if not is_structure(metric)), "")
+    judge = next(iter(judges(measured(found))), "")
     runs = [(method, run) for method in found for run in method.runs if run.gallery]
     sign = direction(found, judge)
     runs.sort(key=lambda pair: -np.nan_to_num(sign * pair[1].value(judge), nan=-np.inf))
     thumbnails: dict[str, str] = {}
+    long_names = _long_names(found)
     shown = []
     for method, run in runs[:most]:
         keys = _thumbnails(run, thumbnails)
@@ -136,7 +174,7 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
         projection, points = project(run.gallery["embeddings"])
         shown.append(
             {
-                "name": f"{_long(method, found)}, seed {run.settings['seed']}, run {run.run_id}",
+                "name": f"{long_names[method]}, seed {run.settings['seed']}, run {run.run_id}",
                 "value": f"{judge} {run.value(judge):.4f}",
                 "shift": None if np.isnan(shift_of(run)) else shift_of(run),
                 "names": names.tolist(),
@@ -144,12 +182,22 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
                 "images": keys,
                 "queries": run.gallery["queries"].tolist(),
                 "neighbors": run.gallery["neighbours"].tolist(),
+                "scores": [[_rounded(score) for score in row] for row in run.gallery.get("scores", np.empty((0, 0)))],
+                "classes": _classes(run),
                 "projection": projection,
                 "x": [round(float(value), 3) for value in points[:, 0]],
                 "y": [round(float(value), 3) for value in points[:, 1]],
             }
         )
     return shown, thumbnails
+
+
+def _classes(run: Record) -> list[list[Any]]:
+    """Return name, recall@1, number of queries and most similar class of the hardest classes, hardest first."""
+    if "class_names" not in run.gallery:
+        return []
+    columns = [run.gallery[f"class_{key}"][:_CLASSES].tolist() for key in ("names", "recall", "queries", "confused")]
+    return [[name, _rounded(recall), queries, confused] for name, recall, queries, confused in zip(*columns, strict=True)]
 
 
 def _thumbnails(run: Record, store: dict[str, str]) -> list[str]:

@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import re
-import tomllib
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -17,13 +16,16 @@ import numpy as np
 from scipy import stats
 
 from unimetric.analysis.curves import ags
-from unimetric.config import NO_RESULT, RunConfig
+from unimetric.config import NO_RESULT, RunConfig, split_metric
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
+from unimetric.report.published import read_papers
 from unimetric.spec import parse
 
 #: Settings that do not define a method: the execution of a run and its precision.
 _EXECUTION = NO_RESULT | {"precision", "compile"}
+
+_DEFAULTS = asdict(RunConfig())
 
 #: Smallest number of seeds with a confidence interval. Below it, the report shows the range.
 _SEEDS_FOR_INTERVAL = 3
@@ -64,38 +66,98 @@ class Method:
 
 
 def methods(records: list[Record]) -> list[Method]:
-    """Group runs into methods, named by their label or by the settings that differ."""
+    """Group runs into methods.
+
+    A method of a study is named by its labels. Others are named by the folder, if each is one run in a folder whose name was chosen,
+    or by the settings that differ, as `key=value`.
+    """
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[json.dumps(_method_settings(record), sort_keys=True)].append(record)
-    distinct = [_method_settings(runs[0]) for runs in groups.values()]
-    values: dict[str, set[str]] = defaultdict(set)
-    for settings in distinct:
-        for key, value in settings.items():
-            values[key].add(json.dumps(value))
-    differ = [key for key in (distinct[0] if distinct else {}) if len(values[key]) > 1 and key not in ("dataset", "split")]
+    every = list(groups.values())
+    plain = [runs for runs in every if not _study_name(runs[0])]
+    folders = {runs[0].folder.name for runs in plain}
+    # Methods that differ in dataset or split alone share a name, which no folder has.
+    apart = {_without_task(runs[0]) for runs in plain}
+    by_folder = len(folders) == len(apart) == len(plain) and all(_has_chosen_folder(runs) for runs in plain)
+    differ = _differing([_method_settings(runs[0]) for runs in every])
     found = []
-    for runs, settings in zip(groups.values(), distinct, strict=True):
-        study = [value for axis, value in runs[0].labels.items() if axis not in ("seed", "dataset", "split")]
-        name = ", ".join(study) or ", ".join(str(settings.get(key)) for key in differ if settings.get(key)) or str(settings["loss"])
-        found.append(Method(name, runs))
+    for runs in every:
+        settings = _method_settings(runs[0])
+        name = _study_name(runs[0])
+        if not name and by_folder:
+            name = runs[0].folder.name
+        found.append(Method(name or ", ".join(f"{key}={settings.get(key, '')}" for key in differ or ["loss"]), runs))
     return found
+
+
+def _has_chosen_folder(runs: list[Record]) -> bool:
+    return len(runs) == 1 and runs[0].folder.name != runs[0].run_id
+
+
+def _without_task(run: Record) -> str:
+    """Return the settings of a method except for dataset and split, as a key."""
+    return json.dumps({key: value for key, value in _method_settings(run).items() if key not in ("dataset", "split")}, sort_keys=True)
+
+
+def _study_name(run: Record) -> str:
+    return ", ".join(value for axis, value in run.labels.items() if axis not in ("seed", "dataset", "split"))
+
+
+def _differing(settings: list[dict[str, Any]]) -> list[str]:
+    """Return the settings that differ, without those that define a task."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for each in settings:
+        for key, value in each.items():
+            values[key].add(json.dumps(value))
+    return [key for key, found in values.items() if len(found) > 1 and key not in ("dataset", "split")]
 
 
 def _method_settings(record: Record) -> dict[str, Any]:
     # A run that is older than a setting has the default of that setting.
-    settings = asdict(RunConfig()) | record.settings
+    settings = _DEFAULTS | record.settings
     execution = _EXECUTION - record.labels.keys()  # a study of precisions compares them
     return {key: value for key, value in settings.items() if key != "seed" and key not in execution}
 
 
+def raw_backbones(here: list[Method]) -> list[Method]:
+    """Return the backbones of some methods before training, as methods with one run per distinct result.
+
+    Pretrained weights have one result. Random ones have one per seed.
+
+    Args:
+        here: Methods on one dataset and split.
+    """
+    known: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    for run in (run for method in here for run in method.runs if run.raw):
+        key = str(run.settings.get("backbone", "")), str(run.settings.get("transform", ""))
+        best = run.raw | {"lower_is_better": run.best.get("lower_is_better", [])}
+        known[key].setdefault(json.dumps(run.raw, sort_keys=True), replace(run, best=best))
+    backbones = [backbone for backbone, _ in known]
+    found = []
+    for (backbone, transform), runs in known.items():
+        name = "raw backbone" if len(known) == 1 else f"raw {backbone}"
+        if backbones.count(backbone) > 1:
+            name += f", {transform}"
+        found.append(Method(name, list(runs.values())))
+    return found
+
+
 def measured(found: list[Method]) -> list[str]:
-    """Return every metric that a run has on its test classes, in the order of the files."""
+    """Return every metric of the runs' test classes, and as `train: METRIC` of their training images, in the order of the files.
+
+    Singular values are not among them, because they are drawn as curves.
+    """
     names: dict[str, None] = {}
-    for method in found:
-        for run in method.runs:
-            names |= dict.fromkeys(key.removeprefix("test/") for key in run.best if key.startswith("test/"))
-    return list(names)
+    for part, prefix in (("test/", ""), ("train/", "train: ")):
+        for method in found:
+            for run in method.runs:
+                names |= dict.fromkeys(prefix + key.removeprefix(part) for key in run.best if key.startswith(part))
+    return [name for name in names if not SINGULAR_VALUES.search(name)]
+
+
+#: Key of one of the values of `singular_values` or `class_spectra`, with the metric and the number of the singular value.
+SINGULAR_VALUES = re.compile(r"\b((?:singular_values|class_spectra)(?:\(.*?\))?)/(\d+)$")
 
 
 def at_own_epochs(record: Record) -> Record:
@@ -131,6 +193,7 @@ def is_structure(metric: str) -> bool:
     >>> is_structure("spectral_decay"), is_structure("recall(k=1)"), is_structure("per_source(metric='pi_ratio')/cub200")
     (True, False, True)
     """
+    metric = split_metric(metric)[1]
     found = re.match(r"[\w.]+(\(.*?\))?(?=/|$)", metric)
     try:
         call = parse(found[0] if found else metric)
@@ -138,6 +201,11 @@ def is_structure(metric: str) -> bool:
         return False
     inner = call.named.get("metric")
     return is_structure(inner) if isinstance(inner, str) else _declared(call.name) == "neither"
+
+
+def judges(metrics: list[str]) -> list[str]:
+    """Return the metrics of the test classes for which higher or lower is better."""
+    return [metric for metric in metrics if split_metric(metric)[0] == "test" and not is_structure(metric)]
 
 
 @cache
@@ -173,90 +241,6 @@ def format_value(metric: str, value: float) -> str:
     return f"{value:.3f}" if is_structure(metric) else f"{100 * value:.2f}"
 
 
-# --- values of the papers -------------------------------------------------------------------------------------------
-
-
-@cache
-def _tables() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class Published:
-    """A value from a paper.
-
-    Args:
-        text: The value in percent, with its spread if the paper reports one.
-        source: Paper and table.
-    """
-
-    text: str
-    source: str
-
-
-def published(method: Method, metric: str) -> Published | None:
-    """Return the value that a paper reports for the settings of a method, if there is one.
-
-    Objectives, losses, miners, adapters and samplers must agree in every argument; backbones and heads in those that the table names.
-    """
-    for table in _tables()["table"]:
-        if metric not in table["metrics"]:
-            continue
-        for row in table["rows"]:
-            if _agrees(method, table.get("when", {}) | row.get("when", {})):
-                value = row["values"][table["metrics"].index(metric)]
-                if value != "":
-                    return Published(str(value), table["source"])
-    return None
-
-
-_DEFAULTS = {"objective": "plain", "loss": "", "miner": "", "adapter": "", "sampler": "samples_per_class(n=2)"}
-
-
-def _agrees(method: Method, when: dict[str, str]) -> bool:
-    settings = method.runs[0].settings
-    if "dataset" in when and _datasets(method.runs[0]) != _parts(when["dataset"]):
-        return False
-    when = {"split": "standard"} | when
-    for key, default in _DEFAULTS.items():
-        if key not in when and key == "loss":
-            continue
-        if not _same(str(settings.get(key, default)), when.get(key, default), exactly=True):
-            return False
-    mine = {"split": "standard"} | settings
-    return all(_same(str(mine.get(key, "")), when[key], exactly=False) for key in ("backbone", "head", "split") if key in when)
-
-
-def _datasets(run: Record) -> list[str]:
-    """Return the dataset names of a run.
-
-    For a union of packs, they come from `gallery.npz` if it exists.
-    """
-    if run.gallery and run.dataset.startswith("union("):
-        return sorted(run.gallery["source"].tolist())
-    return _parts(run.dataset)
-
-
-def _parts(text: str) -> list[str]:
-    names = [text]
-    if text.startswith("union("):
-        call = parse(text)
-        names = call.named.get("parts") or call.positional[0]
-    return sorted(name.partition("(")[0] for each in names for name in each.split(" + "))
-
-
-def _same(mine: str, theirs: str, *, exactly: bool) -> bool:
-    if not mine or not theirs:
-        return mine == theirs
-    try:
-        a, b = parse(mine), parse(theirs)
-    except UnimetricError:
-        return False
-    if a.name != b.name or a.positional != b.positional:
-        return False
-    return a.named == b.named if exactly else b.named.items() <= a.named.items()
-
-
 # --- shifts and structure -------------------------------------------------------------------------------------------
 
 
@@ -271,7 +255,7 @@ def shift_of(run: Record) -> float:
     number = (
         re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
     )  # the splits of `ood` are not those of the paper
-    distances = _tables()["fid"].get(run.dataset.partition("(")[0], [])
+    distances = read_papers()["fid"].get(run.dataset.partition("(")[0], [])
     return float(distances[int(number[1]) - 1]) if number and 0 < int(number[1]) <= len(distances) else math.nan
 
 
@@ -281,8 +265,7 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
     names: dict[tuple[str, str], str] = {}
     for method in found:
         # Group by settings, because two studies may use one name for different methods.
-        settings = {key: value for key, value in _method_settings(method.runs[0]).items() if key not in ("dataset", "split")}
-        place = method.task[0], json.dumps(settings, sort_keys=True)
+        place = method.task[0], _without_task(method.runs[0])
         names.setdefault(place, method.name)
         for run in method.runs:
             shift = shift_of(run)
@@ -299,16 +282,75 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
 
 
 def correlations(found: list[Method], metrics: list[str]) -> list[dict[str, Any]]:
-    """Return Pearson's r of every structure metric with every other one, per dataset."""
+    """Return Pearson's r of every structure metric with every other one, per dataset, as in Roth et al. 2020, figure 5.
+
+    With several splits, all values are scaled to the range from 0 to 1 within each split, as in Milbich et al. 2021, figure 4.
+    `trends` then has slope and intercept of the least-squares line over all points, and over those of the default split.
+    """
     rows = []
     for dataset in dict.fromkeys(method.task[0] for method in found):
-        runs = [(method.name, run) for method in found if method.task[0] == dataset for run in method.runs]
+        here = [method for method in found if method.task[0] == dataset]
         for structure in filter(is_structure, metrics):
-            for judge in (metric for metric in metrics if not is_structure(metric)):
-                points = [(run.value(structure), run.value(judge), name) for name, run in runs]
-                points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-                x, y = np.array([point[0] for point in points]), np.array([point[1] for point in points])
-                if len(points) > 2 and x.std() > 0 and y.std() > 0:
-                    r = float(np.corrcoef(x, y)[0, 1])
-                    rows.append({"dataset": dataset, "x": structure, "y": judge, "r": r, "points": points})
+            for judge in judges(metrics):
+                row = _correlation(here, structure, judge)
+                if row:
+                    rows.append({"dataset": dataset, "x": structure, "y": judge} | row)
     return rows
+
+
+def _correlation(here: list[Method], structure: str, judge: str) -> dict[str, Any] | None:
+    """Return r, points, splits and trends of two metrics of methods on one dataset, or None if there is no correlation."""
+    runs = [(method.name, method.task[1], run) for method in here for run in method.runs]
+    runs = [each for each in runs if math.isfinite(each[2].value(structure)) and math.isfinite(each[2].value(judge))]
+    values = np.array([(run.value(structure), run.value(judge)) for _, _, run in runs]).reshape(-1, 2)
+    splits = [split for _, split, _ in runs]
+    several = len(set(splits)) > 1
+    if several:
+        values = _scaled(values, splits)
+    inside = np.isfinite(values).all(1)
+    x, y = values[inside].T
+    if len(x) < 3 or not x.std() > 0 or not y.std() > 0:
+        return None
+    runs = [run for run, good in zip(runs, inside, strict=True) if good]
+    default = np.array([is_default_split(run) for _, _, run in runs])
+    trends = {"overall": _trend(x, y), "default": _trend(x[default], y[default])} if several else {}
+    return {
+        "r": float(np.corrcoef(x, y)[0, 1]),
+        "points": [(float(a), float(b), name) for a, b, (name, _, _) in zip(x, y, runs, strict=True)],
+        "splits": [split for _, split, _ in runs],
+        "trends": {name: line for name, line in trends.items() if line},
+    }
+
+
+def _scaled(values: np.ndarray, splits: list[str]) -> np.ndarray:
+    """Scale each column to the range from 0 to 1 within each split. NaN in splits in which a column is constant."""
+    scaled = np.full_like(values, np.nan)
+    for split in dict.fromkeys(splits):
+        mine = np.array([each == split for each in splits])
+        low, high = values[mine].min(0), values[mine].max(0)
+        if (high > low).all():
+            scaled[mine] = (values[mine] - low) / (high - low)
+    return scaled
+
+
+def _trend(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Return slope and intercept of the least-squares line, or None if there is none."""
+    if len(x) < 2 or not x.std() > 0:
+        return None
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(slope), float(intercept)
+
+
+#: Number of the default split in the files of ooDML.
+_DEFAULT_SPLITS = {"cub200": 3, "cars196": 1, "sop": 1}
+
+
+def is_default_split(run: Record) -> bool:
+    """Return whether a run has the default split of its dataset."""
+    if "default" in run.gallery:
+        return bool(run.gallery["default"])
+    split = str(run.settings.get("split", "standard"))
+    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
+    if number:
+        return _DEFAULT_SPLITS.get(run.dataset.partition("(")[0]) == int(number[1])
+    return split.startswith("standard")

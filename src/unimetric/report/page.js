@@ -109,7 +109,10 @@ function gallery(run) {
     const row = make("div", { class: "row" }, rows);
     [query, ...run.neighbors[number]].forEach((each, order) => {
       const kind = order === 0 ? "query" : run.labels[each] === run.labels[query] ? "same" : "other";
-      make("img", { src: data.thumbnails[run.images[each]], class: kind, alt: run.names[each], title: run.names[each] }, row);
+      const score = order && run.scores.length ? `, score ${short(run.scores[number][order - 1])}` : "";
+      const item = make("figure", { class: "item" }, row);
+      make("img", { src: data.thumbnails[run.images[each]], class: kind, alt: run.names[each], title: run.names[each] + score }, item);
+      make("figcaption", { text: run.names[each], title: run.names[each] }, item);
     });
   });
   const figure = make("figure", { class: "map" }, place), W = 560, H = 480;
@@ -127,14 +130,29 @@ function gallery(run) {
   });
 }
 
-const select = document.querySelector("#galleries select");
-document.getElementById("galleries").hidden = !data.galleries.length;
-document.querySelector('nav a[href="#galleries"]').hidden = !data.galleries.length;
-data.galleries.forEach((run, number) => make("option", { value: number, text: run.name }, select));
-select.addEventListener("change", () => gallery(data.galleries[Number(select.value)]));
-if (data.galleries.length) gallery(data.galleries[0]);
+/* Recall of each class, hardest first. */
+function classes(run) {
+  const place = document.getElementById("classes");
+  place.replaceChildren();
+  if (!run.classes.length) return;
+  make("h3", { text: `Hardest classes (${run.classes.length} listed)` }, place);
+  const table = make("table", {}, make("div", { class: "tall" }, place));
+  const head = make("tr", {}, make("thead", {}, table)), body = make("tbody", {}, table);
+  for (const text of ["class", "recall@1 (%)", "queries", "most found instead"]) make("th", { text }, head);
+  for (const [name, recall, queries, confused] of run.classes) {
+    const row = make("tr", {}, body);
+    for (const text of [name, (100 * recall).toFixed(1), queries, confused]) make("td", { text }, row);
+  }
+  sortable(table);
+}
 
-for (const table of document.querySelectorAll("table.results")) {
+function show(run) {
+  gallery(run);
+  classes(run);
+}
+
+/* A click on a heading sorts the rows. */
+function sortable(table) {
   table.querySelectorAll("th").forEach((head, column) => {
     let turn = -1;
     head.addEventListener("click", () => {
@@ -146,3 +164,12 @@ for (const table of document.querySelectorAll("table.results")) {
     });
   });
 }
+
+const select = document.querySelector("#galleries select");
+document.getElementById("galleries").hidden = !data.galleries.length;
+document.querySelector('nav a[href="#galleries"]').hidden = !data.galleries.length;
+data.galleries.forEach((run, number) => make("option", { value: number, text: run.name }, select));
+select.addEventListener("change", () => show(data.galleries[Number(select.value)]));
+if (data.galleries.length) show(data.galleries[0]);
+
+document.querySelectorAll("#results table.results").forEach(sortable);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from unimetric.report.numbers import Method, Published, direction, format_value, is_structure, measured, published
+from unimetric.report.escape import for_csv, for_html, for_latex, for_markdown, one_line
+from unimetric.report.numbers import Method, direction, format_value, is_structure, judges, measured, raw_backbones
+from unimetric.report.published import Published, published
 
 
 @dataclass(frozen=True)
@@ -38,28 +39,69 @@ class Results:
     Args:
         dataset, split: Spec strings of dataset and split.
         metrics: Metric of each column.
-        rows: Name of the method, number of seeds, and one cell per metric.
+        rows: Name of the method, number of seeds, and one cell per metric. A raw backbone with pretrained weights
+            has no seeds.
+        notes: Sentences below the table.
     """
 
     dataset: str
     split: str
     metrics: list[str]
     rows: list[tuple[str, int, list[Cell]]]
+    notes: list[str] = field(default_factory=list)
 
 
 def results(found: list[Method]) -> list[Results]:
-    """Return one table per dataset and split, in the order of the runs."""
+    """Return one table per dataset and split, in the order of the runs.
+
+    The last rows are the backbones before training, without head and adapter, if runs have recorded them.
+    """
     tables = []
     for task in dict.fromkeys(method.task for method in found):
         here = [method for method in found if method.task == task]
+        raw = raw_backbones(here)
+        every = [*here, *raw]
         metrics = measured(here)
-        best = {metric: _best(here, metric) for metric in metrics}
+        best = {metric: _best(every, metric) for metric in metrics}
         rows = []
-        for method in here:
-            cells = [_cell(method, metric, best=len(here) > 1 and method.mean(metric) == best[metric]) for metric in metrics]
+        for method in every:
+            cells = [_cell(method, metric, best=len(every) > 1 and method.mean(metric) == best[metric]) for metric in metrics]
             rows.append((method.name, len(method.runs), cells))
-        tables.append(Results(*task, metrics, rows))
+        for number in range(len(here), len(every)):
+            name, seeds, cells = rows[number]
+            rows[number] = name, seeds if seeds > 1 else 0, [replace(cell, paper=None) for cell in cells]
+        tables.append(Results(*task, metrics, rows, [*_notes(here, metrics), *_paper_notes(rows)]))
     return tables
+
+
+def _notes(here: list[Method], metrics: list[str]) -> list[str]:
+    """Return a sentence for each method that is not better than its raw backbone."""
+    judge = next(iter(judges(metrics)), "")
+    sign = direction(here, judge)
+    notes = []
+    for method in here:
+        pairs = [(run.value(judge), run.raw_value(judge)) for run in method.runs if run.raw]
+        worse = [pair for pair in pairs if sign * pair[0] <= sign * pair[1]]
+        if worse:
+            value, raw = (format_value(judge, sum(column) / len(worse)) for column in zip(*worse, strict=True))
+            runs = f" in {len(worse)} of {len(pairs)} runs" if len(pairs) > 1 else ""
+            notes.append(f"{method.name}: training did not help{runs}: {judge} {value} at the best epoch, {raw} of the raw backbone")
+    return notes
+
+
+def _paper_notes(rows: list[tuple[str, int, list[Cell]]]) -> list[str]:
+    """Return one sentence per method and table of a paper whose settings differ."""
+    notes: dict[str, None] = {}
+    for name, _, cells in rows:
+        for cell in cells:
+            if cell.paper and cell.paper.differs:
+                notes[f"* {name}: {cell.paper.source} has other settings: {'; '.join(cell.paper.differs)}"] = None
+    return list(notes)
+
+
+def _paper_text(paper: Published) -> str:
+    """Return the value of a paper, with an asterisk if the run has other settings."""
+    return paper.text + "*" * bool(paper.differs)
 
 
 def _cell(method: Method, metric: str, *, best: bool) -> Cell:
@@ -94,14 +136,15 @@ def _heading(metric: str) -> str:
 
 def as_html(table: Results) -> str:
     """Return a table for the HTML report. A click on a heading sorts the rows."""
-    head = "".join(f"<th>{html.escape(_heading(metric))}</th>" for metric in table.metrics)
+    head = "".join(f"<th>{for_html(_heading(metric))}</th>" for metric in table.metrics)
     lines = []
     for name, seeds, cells in table.rows:
         columns = "".join(map(_cell_html, cells))
-        lines.append(f"<tr><td>{html.escape(name)}</td><td>{seeds}</td>{columns}</tr>")
-    title = html.escape(f"{table.dataset}, {table.split}")
+        lines.append(f"<tr><td>{for_html(name)}</td><td>{seeds or ''}</td>{columns}</tr>")
+    title = for_html(f"{table.dataset}, {table.split}")
     head = f"<thead><tr><th>method</th><th>seeds</th>{head}</tr></thead>"
-    return f'<h3>{title}</h3><div class="wide"><table class="results">{head}<tbody>{"".join(lines)}</tbody></table></div>'
+    notes = "".join(f'<p class="note">{for_html(note)}</p>' for note in table.notes)
+    return f'<h3>{title}</h3><div class="wide"><table class="results">{head}<tbody>{"".join(lines)}</tbody></table></div>{notes}'
 
 
 def _cell_html(cell: Cell) -> str:
@@ -109,7 +152,8 @@ def _cell_html(cell: Cell) -> str:
     spread = _plain(cell).removeprefix(cell.mean)
     text = f'{mean}<span class="spread">{spread}</span>' if spread else mean
     if cell.paper:
-        text += f' <span class="paper" title="{html.escape(cell.paper.source)}">{html.escape(cell.paper.text)}</span>'
+        title = "; ".join([cell.paper.source, *(f"differs: {each}" for each in cell.paper.differs)])
+        text += f' <span class="paper" title="{for_html(title)}">{for_html(_paper_text(cell.paper))}</span>'
     return f'<td data-value="{cell.mean}">{text}</td>'
 
 
@@ -117,46 +161,52 @@ def as_markdown(tables: list[Results]) -> str:
     """Return all tables, with the best value in bold and the value of a paper in parentheses."""
     parts = []
     for table in tables:
-        lines = [f"## {table.dataset}, {table.split}", "", "| method | seeds | " + " | ".join(map(_heading, table.metrics)) + " |"]
+        lines = [f"## {for_markdown(f'{table.dataset}, {table.split}')}", ""]
+        lines.append("| method | seeds | " + " | ".join(for_markdown(_heading(metric)) for metric in table.metrics) + " |")
         lines.append("|---" * (2 + len(table.metrics)) + "|")
         for name, seeds, cells in table.rows:
-            texts = [
-                (f"**{_plain(cell)}**" if cell.best else _plain(cell)) + (f" ({cell.paper.text})" if cell.paper else "") for cell in cells
-            ]
-            lines.append(f"| {name.replace('|', chr(92) + '|')} | {seeds} | " + " | ".join(texts) + " |")
+            texts = []
+            for cell in cells:
+                text = f"**{_plain(cell)}**" if cell.best else _plain(cell)
+                texts.append(text + (f" ({_paper_text(cell.paper)})" if cell.paper else ""))
+            lines.append(f"| {for_markdown(name)} | {seeds or ''} | " + " | ".join(texts) + " |")
+        lines += [line for note in table.notes for line in ("", for_markdown(note))]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+_CSV_COLUMNS = ("paper", "source", "low", "high", "unit", "differs")
 
 
 def as_csv(tables: list[Results]) -> str:
     """Return one line per method and metric, for spreadsheets."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["dataset", "split", "method", "seeds", "metric", "mean", "half_interval", "paper", "source", "low", "high", "unit"])
+    writer.writerow(["dataset", "split", "method", "seeds", "metric", "mean", "half_interval", *_CSV_COLUMNS])
     for table in tables:
         for name, seeds, cells in table.rows:
             for metric, cell in zip(table.metrics, cells, strict=True):
                 paper = (cell.paper.text, cell.paper.source) if cell.paper else ("", "")
+                differs = "; ".join(cell.paper.differs) if cell.paper else ""
                 unit = "" if is_structure(metric) else "percent"
-                writer.writerow([table.dataset, table.split, name, seeds, metric, cell.mean, cell.half, *paper, cell.low, cell.high, unit])
+                texts = map(for_csv, (table.dataset, table.split, name))
+                writer.writerow([*texts, seeds, for_csv(metric), cell.mean, cell.half, *paper, cell.low, cell.high, unit, for_csv(differs)])
     return out.getvalue()
-
-
-_LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": " ", "^": " ", "\\": "/"})
 
 
 def as_latex(tables: list[Results]) -> str:
     """Return one `tabular` per table. It requires the package booktabs."""
     parts = []
     for table in tables:
-        lines = [f"% {table.dataset}, {table.split}", r"\begin{tabular}{l" + "r" * len(table.metrics) + "}", r"\toprule"]
-        lines += ["method & " + " & ".join(_heading(metric).translate(_LATEX) for metric in table.metrics) + r" \\", r"\midrule"]
+        lines = [f"% {one_line(f'{table.dataset}, {table.split}')}", r"\begin{tabular}{l" + "r" * len(table.metrics) + "}", r"\toprule"]
+        lines += ["method & " + " & ".join(for_latex(_heading(metric)) for metric in table.metrics) + r" \\", r"\midrule"]
         for name, _, cells in table.rows:
             texts = []
             for cell in cells:
                 text = _plain(cell).replace("±", r"\pm")
                 text = (rf"$\mathbf{{{text}}}$" if cell.best else f"${text}$") if cell.mean else ""
-                texts.append(text + (f" ({cell.paper.text.translate(_LATEX)})" if cell.paper else ""))
-            lines.append(f"{name.translate(_LATEX)} & " + " & ".join(texts) + r" \\")
-        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
+                texts.append(text + (f" ({for_latex(_paper_text(cell.paper))})" if cell.paper else ""))
+            lines.append(f"{for_latex(name)} & " + " & ".join(texts) + r" \\")
+        notes = [f"% {one_line(note)}" for note in table.notes]
+        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, ""]))
     return "\n".join(parts)
