@@ -14,7 +14,15 @@ from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create, names
 
 SILENT = ["linear_probe", "stochastic_adapter", "stochastic_adapter(keep=1.0)", "lora", "lora(targets='qv', keep=0.5)", "adaptformer"]
-LOUD = ["prompt_pool", "puma", "puma(pool='tokens', keep=1.0)", "vpt", "vpt(placed=True)", "vpt(deep=True)"]
+LOUD = [
+    "prompt_pool",
+    "puma",
+    "puma(pool='tokens', keep=1.0)",
+    "puma(lora_rank=4, lora_keep=0.5)",
+    "vpt",
+    "vpt(placed=True)",
+    "vpt(deep=True)",
+]
 
 
 def network(name="test_vit", image_size=32, seed=0):
@@ -64,6 +72,7 @@ HEAD = 384 * 128 + 128
     ("text", "count"),
     [
         ("puma", 2_485_376),
+        ("puma(lora_rank=128)", 4_844_672),
         ("prompt_pool", 126_080),
         ("prompt_pool(prompts=1)", 53_120),
         ("vpt", 52_352),
@@ -140,7 +149,7 @@ def test_only_what_is_inserted_learns(text):
         optimizer.step()
     after = backbone.state_dict()
     for key, value in before.items():
-        assert torch.equal(after[key.replace("qkv.", "qkv.layer.") if text.startswith("lora") else key], value), key
+        assert torch.equal(after[key.replace("qkv.", "qkv.layer.") if "lora" in text else key], value), key
     assert all(p.grad is None for p in adapted.parameters() if not p.requires_grad)
 
 
@@ -294,6 +303,21 @@ def test_puma_with_tokens_is_vpt_and_static_adapter():
     assert 0.95 * bound < start.abs().max() <= bound
 
 
+def test_puma_with_lora_is_both():
+    """PUMA's parameters in a network whose projections have the merged update of LoRA."""
+    both = stir(adapt("puma(rank=4, length=2, prompts=3, lora_rank=4)", network())).eval()
+    merged = copy.deepcopy(both).merged()
+    own = {name: value for name, value in both.state_dict().items() if "qkv" not in name}
+    plain = adapt("puma(rank=4, length=2, prompts=3)", network()).eval()
+    assert not plain.load_state_dict(own, strict=False).unexpected_keys
+    images = pictures()
+    with torch.no_grad():
+        assert not torch.allclose(both(images), plain(images), atol=1e-3)
+        for block, adapted in zip(plain.backbone.network.blocks, merged.backbone.network.blocks, strict=True):
+            block.attn.qkv.load_state_dict(adapted.attn.qkv.state_dict())
+        assert torch.allclose(both(images), plain(images), atol=1e-5)
+
+
 def test_deep_prompts_take_the_place_of_the_last_ones():
     adapted = adapt("vpt(deep=True, length=2)", network()).eval()
     seen = []
@@ -393,7 +417,7 @@ def test_adapters_survive_autocast_and_the_compiler():
             assert torch.allclose(parameter.grad, expected[name], rtol=0.1, atol=0.02 * expected[name].abs().max().item()), name
 
 
-@pytest.mark.parametrize("name", [name for name in names("adapters") if name != "linear_probe"])
+@pytest.mark.parametrize("name", [name for name in names("adapters") if name not in ("linear_probe", "last_layers")])
 def test_another_network_is_refused(name):
     with pytest.raises(UnimetricError, match="vision transformer"):
         adapt(name, create("backbones", "small(channels=16)"))

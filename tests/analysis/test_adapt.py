@@ -5,34 +5,41 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from typer.testing import CliRunner
 
 from unimetric.analysis.adapt import _check_global, adapt, draw_episodes, last_layers, t_interval, tune_head
+from unimetric.analysis.evaluate import evaluate
+from unimetric.analysis.few_shot import adapt_study, study_runs
 from unimetric.analysis.shift import draw_report, shift_report
 from unimetric.analysis.split import features_of, make_splits, write_splits
 from unimetric.analysis.transfer import transfer
 from unimetric.cli import app
 from unimetric.config import from_settings, load
 from unimetric.errors import UnimetricError
+from unimetric.images import packing
 from unimetric.runs.model import Model
 from unimetric.runs.rows import read_table
+from unimetric.runs.weights import read_tensors, write_tensors
 from unimetric.spec import create
 from unimetric.training.loop import train
 
 
 @pytest.fixture(scope="module")
-def runs(letters, tmp_path_factory):
+def runs(tmp_path_factory):
     """A file of splits of the letters, and four runs: two losses on its easiest and its hardest split."""
     folder = tmp_path_factory.mktemp("shift")
+    data = tmp_path_factory.mktemp("armenian") / "armenian.pack"  # enough classes for training to help on the others
+    packing.write(data, create("datasets", "glyphs(blocks='armenian')"), short_side=None, encoding="raw")
     common = {
-        "dataset": f"pack(path='{letters}')",
+        "dataset": f"pack(path='{data}')",
         "transform": "glyphs(size=32)",
         "backbone": "small(channels=16)",
         "head": "linear(dim=8)",
-        "batch_size": 12,
-        "optimizer": "adam(lr=1e-3)",
-        "epochs": 1,
+        "batch_size": 32,
+        "optimizer": "adam(lr=3e-3)",
+        "epochs": 6,
+        "evaluate_every": 6,
+        "metrics": ["recall(k=1)", "r_precision"],
         "logger": "none",
         "device": "cpu",
     }
@@ -150,16 +157,13 @@ def test_tune_uses_equal_head_weights():
 
 def test_adapt_reads_the_last_or_the_best_epoch(runs, tmp_path):
     """The run's best and last epoch differ: its checkpoint is replaced by one of other weights."""
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path / "run"
     shutil.copytree(runs / "margin_1", folder)
     settings = {"shots": 3, "episodes": 2, "iterations": 1, "lr": 0.0, "looks": 0, "metrics": ("spectral_decay",)}
     best = adapt(folder, epoch="best", **settings)
-    notes = safe_open(folder / "checkpoint.safetensors", framework="pt").metadata()
-    tensors = load_file(folder / "checkpoint.safetensors")
+    tensors, notes = read_tensors(folder / "checkpoint.safetensors")
     tensors["model/head.layer.weight"] = torch.randn(8, 16, generator=torch.manual_seed(0))
-    save_file(tensors, folder / "checkpoint.safetensors", notes)
+    write_tensors(folder / "checkpoint.safetensors", tensors, notes)
     last = adapt(folder, **settings)
     assert adapt(folder, epoch="last", **settings) == last
     assert adapt(folder, epoch="best", **settings) == best
@@ -183,7 +187,7 @@ def test_zero_shot_is_the_run_on_the_pictures_that_are_left(runs):
     from unimetric.runs.embed import embed, space_of
     from unimetric.runs.folder import open_run
 
-    result = adapt(runs / "triplet_2", shots=3, episodes=2, iterations=1, looks=0, metrics=("recall(k=1)",), seed=5)
+    result = adapt(runs / "triplet_2", shots=3, episodes=2, iterations=1, looks=0, metrics=("recall(k=1)",), seed=5, epoch="best")
     config, model = open_run(runs / "triplet_2")
     table, split = read_table(config)
     support = draw_episodes(config, table, split.test, shots=3, episodes=2, seed=5)
@@ -239,7 +243,7 @@ def test_intervals_are_students():
 
 def test_curves_over_runs(runs, tmp_path):
     names = ["margin_1", "margin_2", "triplet_1", "triplet_2"]
-    report = shift_report([runs / name for name in names], structure=["pi_ratio"])
+    report = shift_report([runs / name for name in names], metrics=["recall(k=1)", "r_precision"])
     assert list(report["methods"]) == ["margin", "triplet"]
     for name, method in report["methods"].items():
         assert method["splits"] == ["1", "2"] and method["distances"][0] < method["distances"][1]
@@ -248,9 +252,48 @@ def test_curves_over_runs(runs, tmp_path):
         assert method["ags"]["recall(k=1)"] == pytest.approx(np.mean(done))
     changes = [method["change"]["recall(k=1)"]["1"] for method in report["methods"].values()]
     assert sum(changes) == pytest.approx(0)
-    assert -1 <= report["structure"]["pi_ratio"]["correlation"] <= 1
     draw_report(tmp_path / "shift.png", report, "recall(k=1)")
     assert (tmp_path / "shift.png").stat().st_size > 1000
+
+
+def test_few_shot_study_over_runs(runs, tmp_path, monkeypatch):
+    folder = tmp_path / "study"
+    names = ["margin_1", "margin_2", "triplet_1", "triplet_2"]
+    for name in names:
+        shutil.copytree(runs / name, folder / name)
+        (folder / name / "adapt_3_shots.json").unlink(missing_ok=True)
+    settings = {"episodes": 2, "iterations": 2, "looks": 0, "seed": 3}
+    report = adapt_study(study_runs(folder), shots=[3, 4], metrics=["recall(k=1)"], **settings)
+    assert list(report) == ["3", "4"] and list(report["3"]) == ["margin", "triplet"]
+    for name in ("margin", "triplet"):
+        for part in ("zero", "few", "gain"):
+            found = [adapt(runs / f"{name}_{number}", shots=3, metrics=["recall(k=1)"], **settings)["summary"] for number in (1, 2)]
+            assert report["3"][name]["scores"][f"{part}/recall(k=1)"] == [each[f"{part}/recall(k=1)"][0] for each in found]
+    assert study_runs(folder / "margin_1") == []
+
+    monkeypatch.setattr("unimetric.analysis.few_shot.adapt", lambda *_, **__: pytest.fail("known results are adapted again"))
+    assert adapt_study(study_runs(folder), shots=[3, 4], metrics=["recall(k=1)"], **settings) == report
+    with pytest.raises(pytest.fail.Exception):
+        adapt_study(study_runs(folder), shots=[3], metrics=["recall(k=1)"], **(settings | {"seed": 4}))
+    monkeypatch.undo()
+    command = ["adapt", str(folder), "--shots", "3", "--shots", "4", "--episodes", "2", "--iterations", "2", "--crops", "0", "--seed", "3"]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0 and "3 shots, triplet: gain of recall(k=1)" in shown.output, shown.output
+    assert (folder / "few_shot.json").exists() and (folder / "few_shot_4.png").stat().st_size > 1000
+
+
+def test_trend_of_structure_over_runs(runs):
+    report = shift_report(
+        [runs / f"{name}_{number}" for name in ("margin", "triplet") for number in (1, 2)], metrics=["r_precision"], structure=["pi_ratio"]
+    )
+    columns = []
+    for number in (1, 2):
+        structure = [evaluate(runs / f"{name}_{number}", metrics=["pi_ratio"], part="train")["pi_ratio"] for name in ("margin", "triplet")]
+        scores = [method["scores"]["r_precision"][number - 1] for method in report["methods"].values()]
+        assert structure[0] != structure[1] and scores[0] != scores[1]
+        columns += [np.argsort(structure), np.argsort(scores)]  # of two methods, the smaller is 0 and the larger 1
+    x, y = np.concatenate(columns[::2]), np.concatenate(columns[1::2])
+    assert report["structure"]["pi_ratio"]["correlation"] == pytest.approx(np.corrcoef(x, y)[0, 1])
 
 
 def test_a_network_without_training_is_measured_on_every_split(runs):
@@ -296,11 +339,34 @@ def test_methods_that_would_be_called_alike_are_not_mixed(runs, tmp_path):
     assert list(report["methods"]) == ["network", str(features[1])]
 
 
-def test_transfer_to_another_dataset(runs):
-    dataset = load(runs / "margin_1" / "config.toml").dataset
-    rows = transfer([runs / "margin_1", runs / "triplet_1"], [dataset])
-    assert [row["run"] for row in rows] == [str(runs / "margin_1"), str(runs / "triplet_1")]
-    assert all(row["tested_on"] == row["trained_on"] == dataset and 0 <= row["recall(k=1)"] <= 1 for row in rows)
+def test_transfer_to_another_dataset(runs, tmp_path):
+    """The classes of the other dataset are other letters; recall is counted one image after another."""
+    from unimetric.images.loading import View, open_pictures
+    from unimetric.runs.folder import open_run
+
+    table = create("datasets", "glyphs(blocks='georgian')")
+    some = np.concatenate([np.unique(table.labels[table.train])[:3], np.unique(table.labels[~table.train])[:5]])
+    packing.write(tmp_path / "georgian.pack", table.take(np.isin(table.labels, some)), short_side=None, encoding="raw")
+    dataset, other = load(runs / "margin_1" / "config.toml").dataset, f"pack(path='{tmp_path}/georgian.pack')"
+    names = ["margin_1", "triplet_1"]
+    rows = transfer([runs / name for name in names], [other, dataset])
+    assert [(row["run"], row["tested_on"]) for row in rows] == [(str(runs / name), to) for name in names for to in (other, dataset)]
+    assert all(row["trained_on"] == dataset for row in rows)
+    for name, row in zip(names, rows[::2], strict=True):
+        config, model = open_run(runs / name)
+        table = create("datasets", other)
+        test = np.flatnonzero(~table.train)
+        pictures = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
+        with torch.no_grad():
+            images = next(pictures.load([(test, View(create("transforms", config.transform)))]))
+            points = torch.nn.functional.normalize(model.eval()(images)[0], dim=1)
+        labels = table.labels[test]
+        hits = 0
+        for query in range(len(test)):
+            others = [each for each in range(len(test)) if each != query]
+            hits += labels[max(others, key=lambda each: float(points[query] @ points[each]))] == labels[query]
+        assert len(set(labels)) == 5 and row["recall(k=1)"] == pytest.approx(hits / len(test))
+    assert len({row["recall(k=1)"] for row in rows}) > 2
     with pytest.raises(UnimetricError, match="`transfer` requires at least one run"):
         transfer([], [dataset])
     seen = []

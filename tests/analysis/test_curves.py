@@ -3,7 +3,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from unimetric.analysis.curves import change_against_mean, structure_trend
-from unimetric.analysis.swapping import evenly, nearest
+from unimetric.analysis.swapping import even_targets, nearest
 from unimetric.errors import UnimetricError
 
 
@@ -35,11 +35,15 @@ def test_a_split_on_which_all_are_alike_says_nothing():
 
 def test_choice():
     distances = [8.0, 1.0, 4.1, 4.0, 2.0]
-    assert evenly(distances, 3) == [1, 2, 0]
+    assert even_targets(distances, 4, keep=1) == pytest.approx([1, 1 + 7 / 3, 1 + 14 / 3, 8])
+    assert even_targets(distances, 3, keep=4) == [1, 2, 8]  # the own split is near the easiest, which stays
+    assert even_targets(distances, 1, keep=2) == [4.1]
+    assert nearest(distances, even_targets(distances, 3, keep=2)) == [1, 2, 0]
+    assert nearest(distances, [3.9, 4.2], keep=4) == [4, 2]
     assert nearest(distances, [3.9, 100]) == [3, 0]
     assert len(set(nearest(distances, [4, 4, 4, 4]))) == 4
     with pytest.raises(UnimetricError, match="from 1 to 5, got 6"):
-        evenly(distances, 6)
+        nearest(distances, even_targets(distances, 6, keep=0))
 
 
 def test_chosen_splits_are_in_order():

@@ -1,12 +1,14 @@
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from unimetric.analysis.split import features_of, make_splits, read_features, write_splits
+from unimetric.analysis.split import chosen, features_of, make_splits, read_features, write_splits
+from unimetric.analysis.swapping import PAPER_TARGETS, Step
 from unimetric.config import from_settings
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
@@ -44,14 +46,49 @@ def test_the_file_is_read_back_by_a_split(tmp_path):
         assert len(split.train) + len(split.test) >= 90
 
 
-def test_the_same_seed_gives_the_same_file_and_targets_choose():
-    table, features = birds()
-    first, second = (make_splits(table, features, count=6, targets=(40.0, 20.0)) for _ in range(2))
+def test_same_seed_makes_same_file():
+    first, second = (make_splits(*birds(), count=6, choose=3) for _ in range(2))
     assert first == second
-    distances = np.array([step["distance"] for step in first["history"]])
-    for number, target in (("1", 20.0), ("2", 40.0)):
-        assert first["splits"][number]["target"] == target
-        assert first["splits"][number]["distance"] == distances[np.abs(distances - target).argmin()]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_targets_are_multiples_of_own_split(scale):
+    table, features = birds()
+    splits = make_splits(table, features * scale, count=6, targets=(2.0, 1.4))
+    distances = {step["key"]: step["distance"] for step in splits["history"]}
+    own = distances["0"]
+    assert [entry["target"] / own for entry in splits["splits"].values()] == pytest.approx([1.0, 1.4, 2.0])
+    assert [entry["key"] for entry in splits["splits"].values()] == [
+        min(distances, key=lambda key: abs(distances[key] - target * own)) for target in (1.0, 1.4, 2.0)
+    ]
+
+
+def test_own_split_is_always_chosen(caplog):
+    table, features = birds()
+    for choose in (1, 2, 5, 9):
+        splits = make_splits(table, features, count=6, choose=choose)["splits"]
+        assert "0" in [entry["key"] for entry in splits.values()] and len(splits) == choose
+    assert not caplog.records
+    splits = make_splits(table, features, count=6, targets=(1.0001, 1.0002, 1.0003))["splits"]
+    assert "0" in [entry["key"] for entry in splits.values()]
+    make_splits(table, features, count=6, targets=(0.01, 1.2, 900.0))
+    assert "but the targets 0.01, 900 are outside; they get" in caplog.text
+    with pytest.raises(UnimetricError, match=r"but the targets 19\.2, 28\.5 are outside"):
+        make_splits(table, features, count=6, targets=(19.2, 28.5))
+
+
+def test_targets_of_the_paper_on_measured_cub_splits(caplog):
+    """The sequence of splits that was measured on CUB200 with other weights than the paper's."""
+    history = json.loads((Path(__file__).parents[2] / "results" / "splits_cub200.json").read_text())["history"]
+    none = np.zeros(0, np.int64)
+    steps = [Step(entry["key"], none, none, entry["distance"], 1.0) for entry in history]
+    found = list(chosen(steps, choose=9, targets=PAPER_TARGETS["cub200"]).values())
+    assert [entry["key"] for entry in found] == ["-22", "-10", "0", "8", "12", "R4", "R14", "R22", "R36"]
+    distances = [entry["distance"] for entry in found]
+    assert distances == sorted(set(distances)) and found[2]["distance"] == 113.447
+    for entry, target in zip(found[1:], PAPER_TARGETS["cub200"][1:], strict=True):
+        assert entry["distance"] / 113.447 == pytest.approx(target, rel=0.05)
+    assert "the splits have 0.388 to 3.72 times" in caplog.text and "targets 0.364 are outside" in caplog.text
 
 
 def test_classes_must_be_divided():

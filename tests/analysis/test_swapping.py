@@ -1,9 +1,7 @@
-import itertools
-
 import numpy as np
 import pytest
 
-from unimetric.analysis.swapping import ClassShift, plateau_of, removed, swapped
+from unimetric.analysis.swapping import ClassShift, plateau_of, removed, scripted_removal, swapped
 
 
 def world(seed=0, classes=60, dim=12):
@@ -68,64 +66,94 @@ def test_the_other_way_is_easier():
     assert easy[0].key == "-2" and min(step.distance for step in easy) < 0.6 * far.distance
 
 
+def length(x):
+    return float(np.sqrt((np.asarray(x) ** 2).sum()))
+
+
+def centers(means, train, test):
+    return sum(means[c] for c in train) / len(train), sum(means[c] for c in test) / len(test)
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_removal_leaves_half_of_the_pictures_and_grows_harder(seed):
+def test_removal_follows_the_text(seed):
+    """Classes go that are closest to the mean of the other side, as long as half of the images are left."""
     shift, start = world(seed)
     last = [*swapped(shift, start, count=20, plateau=True)][-1]
     steps = [*removed(shift, last)]
-    assert [step.key for step in steps][:3] == ["R2", "R4", "R6"]
-    for before, step in zip([last, *steps], steps, strict=False):
-        assert not set(step.train) & set(step.test) and len(step.train) == len(step.test)
-        assert set(step.train) < set(before.train) and set(step.test) < set(before.test)
-        assert step.distance > before.distance and 0.5 <= step.share < before.share
-        # What went was nearest to the other mean: no class that stayed was nearer.
-        gone = [np.flatnonzero(before.train == c)[0] for c in set(before.train) - set(step.train)]
-        assert set(gone) == set(shift.order(before.train, before.test)[0][:2])
-    nearly = steps[-1]
-    left = shift.order(nearly.train, nearly.test)
-    rest = np.concatenate([np.delete(nearly.train, left[0][:2]), np.delete(nearly.test, left[1][:2])])
-    assert shift.images[rest].sum() < 0.5 * shift.images.sum()  # one step more would have been too many
+    train, test = list(last.train), list(last.test)
+    for number, step in enumerate(steps, 1):
+        mu_train, mu_test = centers(shift.means, train, test)
+        near_test = sorted(train, key=lambda c: length(shift.means[c] - mu_test))[:2]
+        near_train = sorted(test, key=lambda c: length(shift.means[c] - mu_train))[:2]
+        train, test = [c for c in train if c not in near_test], [c for c in test if c not in near_train]
+        assert step.train.tolist() == train and step.test.tolist() == test and step.key == f"R{2 * number}"
+        assert step.share == shift.images[train + test].sum() / shift.images.sum() >= 0.5
+    assert steps[-1].distance > 1.2 * last.distance
+    mu_train, mu_test = centers(shift.means, train, test)
+    gone = sorted(train, key=lambda c: length(shift.means[c] - mu_test))[:2]
+    gone += sorted(test, key=lambda c: length(shift.means[c] - mu_train))[:2]
+    left = [c for c in train + test if c not in gone]
+    assert shift.images[left].sum() < 0.5 * shift.images.sum()  # one more step would be too many
 
 
-def test_the_script_keeps_an_exchange_that_lowers_the_distance():
-    shift, start = world(3)
-    steps = [*removed(shift, [*swapped(shift, start, count=20)][-1], code_removal=True, count=12)]
-    sizes = [len(step.train) for step in steps]
-    assert len(steps) <= 12 and sizes == sorted(sizes, reverse=True)
-    for before, step in itertools.pairwise(steps):
-        if "s" in step.key:
-            assert len(step.train) == len(before.train) and step.distance < before.distance
-        else:
-            assert len(step.train) == len(before.train) - 2
-    assert all(len(step.train) == len(step.test) and not set(step.train) & set(step.test) for step in steps)
+def test_text_and_script_remove_different_classes():
+    """Train class 1 is closest to the test mean; train class 2 has the least difference of both distances."""
+    means = np.array([[-13.0, -6.0], [6.0, 0.0], [7.0, 6.0], [9.0, 0.0], [10.0, 0.0], [11.0, 0.0]])
+    shift = ClassShift(means, np.full(6, 10))
+    start = shift.measure("0", np.arange(3), np.arange(3, 6))
+    mu_train, mu_test = centers(means, range(3), range(3, 6))
+    assert (mu_train == 0).all() and (mu_test == [10, 0]).all()
+    assert length(means[1] - mu_test) < length(means[2] - mu_test)
+    assert length(means[2] - mu_test) - length(means[2]) < length(means[1] - mu_test) - length(means[1])
+    (text,) = [step for step in removed(shift, start, classes=1, least=0.6)]
+    assert text.train.tolist() == [0, 2] and text.test.tolist() == [4, 5]
+    script = next(scripted_removal(shift, start, classes=1))
+    assert script.train.tolist() == ([0, 1] if script.key == "R1" else [0, 1, 3])
 
 
-def naive_script(shift, train, test, distance, steps):
-    """The authors' removal, one step after another: exchange; where that does not lower the distance, delete instead."""
-    train, test = list(train), list(test)
+def naive_script(shift, start, steps, history=5):
+    """The authors' removal, one class after another: swap; if that does not lower the distance, delete instead."""
+    train, test, distance, past_train, past_test, kinds = list(start.train), list(start.test), start.distance, [], [], ""
     for _ in range(steps):
-        first, second = (list(order[:2]) for order in shift.order(np.array(train), np.array(test)))
-        tried, other = list(train), list(test)
-        for i, j in zip(first, second, strict=True):
-            tried[i], other[j] = test[j], train[i]
-        after = shift.measure("", np.array(tried), np.array(other)).distance
+        mu_train, mu_test = centers(shift.means, train, test)
+
+        def gap(c, other, own):
+            return length(shift.means[c] - other) - length(shift.means[c] - own)
+
+        by_train = sorted(range(len(train)), key=lambda i: gap(train[i], mu_test, mu_train))
+        by_test = sorted(range(len(test)), key=lambda i: gap(test[i], mu_train, mu_test))
+        swapped_train, swapped_test, chosen_train, chosen_test = list(train), list(test), [], []
+        for k in range(2):
+            i = next(position for position in by_train[k:] if position not in past_train[-history:])
+            j = next(position for position in by_test[k:] if position not in past_test[-history:])
+            past_train.append(i)
+            past_test.append(j)
+            chosen_train.append(i)
+            chosen_test.append(j)
+            swapped_train[i], swapped_test[j] = swapped_test[j], swapped_train[i]
+        after = shift.measure("", np.array(swapped_train), np.array(swapped_test)).distance
+        kinds += "s" if after < distance else "R"
         if after < distance:
-            train, test, distance = tried, other, after
-            continue
-        train = [c for place, c in enumerate(train) if place not in first]
-        test = [c for place, c in enumerate(test) if place not in second]
+            train, test = swapped_train, swapped_test
+        else:
+            train = [c for position, c in enumerate(train) if position not in chosen_train]
+            test = [c for position, c in enumerate(test) if position not in chosen_test]
         distance = shift.measure("", np.array(train), np.array(test)).distance
-    return train, test
+    return train, test, kinds
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_script_counts_its_steps_and_not_the_pictures(seed):
-    shift, start = world(seed)
-    last = [*swapped(shift, start, count=20)][-1]
-    steps = [*removed(shift, last, code_removal=True, count=24)]
-    assert len(steps) == 24 and steps[-1].share < 0.5
-    train, test = naive_script(shift, last.train, last.test, last.distance, 24)
-    assert steps[-1].train.tolist() == train and steps[-1].test.tolist() == test
+def test_script_swaps_or_removes():
+    seen = set()
+    for seed in range(4):
+        shift, start = world(seed)
+        last = [*swapped(shift, start, count=20)][-1]
+        steps = [*scripted_removal(shift, last, count=20)]
+        train, test, kinds = naive_script(shift, last, 20)
+        assert steps[-1].train.tolist() == train and steps[-1].test.tolist() == test
+        assert "".join("s" if "s" in step.key else "R" for step in steps) == kinds
+        assert steps[-1].key.startswith(f"R{30 - len(train)}") and len(steps) == 20
+        seen |= set(kinds)
+    assert seen == {"s", "R"}  # both cases occur
 
 
 def test_the_same_world_gives_the_same_splits():

@@ -81,9 +81,24 @@ def test_split_rejects_invalid_features(typed, tmp_path):
         assert typed(*make, "--count", "3", "--swaps", "1")[0] == 0
         written.append((tmp_path / "x.json").read_text())
     assert written[0] == written[1]
-    for targets in ("nan", "1,inf"):
+    for targets in ("nan", "1,inf", "0,1"):
         code, said = typed(*make, "--targets", targets)
-        assert code == 2 and f"`--targets` must be finite distances, got `{targets}`" in said
+        assert code == 2 and f"`--targets` must be positive and finite, got `{targets}`" in said
+
+
+def test_split_targets_are_relative_or_of_the_paper(typed, tmp_path):
+    labels, rows = np.repeat(np.arange(10), 6), np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    np.savez(tmp_path / "f.npz", embeddings=rows + 3 * labels[:, None], labels=labels)
+    make = ["split", "folder(root='pictures')", "--backbone", "small", "--features", "f.npz", "--out", "x.json", "--swaps", "1"]
+    code, said = typed(*make, "--targets", "0.9,1", "--count", "9", "--no-removal")
+    assert code == 0, said
+    splits = json.loads((tmp_path / "x.json").read_text())["splits"]
+    default = next(entry["distance"] for entry in splits.values() if entry["key"] == "0")
+    assert [entry["target"] / default for entry in splits.values()] == pytest.approx([0.9, 1.0])
+    code, said = typed(*make, "--targets", "19.2,28.5,52.6")  # distances of other features
+    assert code == 2 and "times the distance of the dataset's own split, but the targets 19.2, 28.5, 52.6 are outside" in said
+    code, said = typed(*make, "--targets", "cub200")
+    assert code == 0 and "split 9: " in said, said
 
 
 def test_shift_and_ensemble_reject_invalid_metrics(typed, tmp_path):

@@ -46,10 +46,13 @@ def literal(x, prototypes, first, first_bias, second=None, second_bias=None, div
 
 
 def literal_branches(head, given, divide=1.0, subtract=1.0):
-    x = head.reduce(given[:, 1:])
+    x = head.reduce(given if head.class_token else given[:, 1:])
     coder, low = head.coder, head.low
     own = (x, coder.prototypes, coder.layers.weight, coder.layers.bias)
     options = {"divide": divide, "subtract": subtract}
+    if head.nested:
+        trunk = literal(*own, head.high.weight, head.high.bias, **options)
+        return trunk @ low.weight.T + low.bias, trunk
     first = literal(*own, low.weight, low.bias, **options)
     if head.shared:
         return first, literal(*own, activated=head.activated, **options)
@@ -73,6 +76,9 @@ def literal_branches(head, given, divide=1.0, subtract=1.0):
         "residual=False",
         "residual=False, shared=False, normalise_positions=True",
         "prototype_std=1.5",
+        "nested=True",
+        "nested=True, separate=False, class_token=True",
+        "class_token=True, shared=False",
     ],
 )
 def test_equals_a_loop_over_prototypes_and_positions(options: str) -> None:
@@ -90,7 +96,7 @@ def test_equals_a_loop_over_prototypes_and_positions(options: str) -> None:
     )
     for ours, theirs in zip(slopes, expected_slopes, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    assert (slopes[0][:, 0] == 0).all()  # the summary is not used
+    assert (slopes[0][:, 0] == 0).all() != head.class_token  # the global token is used only if it is coded
     torch.testing.assert_close(head(given), got[0])
     assert head.dim == 3
     assert head.dims == (3, 6) == tuple(branch.shape[1] for branch in got)
@@ -227,11 +233,27 @@ def test_maps_are_the_weights_of_the_equation(options: str) -> None:
         ("reduce=512", 2048, 2048 * 512 + 512 + 64 * 512 + 64 * (512 * 1024 + 1024) + 64 * 1024 * 128 + 128),
     ],
 )
-def test_has_the_parameters_of_the_paper(options: str, features: int, count: int) -> None:
+def test_parameters_follow_from_the_widths(options: str, features: int, count: int) -> None:
+    """The paper prints no number of parameters: prototypes, K layers L to 1024 with bias, and K layers 1024 to 128 with one bias."""
     with torch.device("meta"):  # counted, not filled
         head = create("heads", f"crt({options})", features=features)
     assert sum(parameter.numel() for parameter in head.parameters()) == count
     assert head.dims == (128, 1024)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_prototypes_have_their_own_learning_rate(shared: bool) -> None:
+    own, usual = build(f"shared={shared}, prototype_lr=0.3").groups(0.1), build(f"shared={shared}").groups(0.1)
+    assert [(group["name"], group["lr"]) for group in own] == [("head", 0.1), ("prototypes", 0.3)]
+    assert [tuple(weight.shape) for weight in own[1]["params"]] == ([(5, 4)] if shared else [(2, 4), (5, 4)])
+    assert len(usual) == 1 and len(usual[0]["params"]) == len(own[0]["params"]) + len(own[1]["params"])
+
+
+def test_class_token_is_coded_and_not_drawn() -> None:
+    head, given = build("class_token=True"), tokens()
+    assert head.maps(given).shape == (BATCH, 5, POSITIONS)
+    torch.testing.assert_close(head.maps(given), build().maps(given))
+    assert not torch.allclose(head(given), build()(given))
 
 
 class Largest(TorchDispatchMode):
@@ -298,6 +320,8 @@ def test_says_what_it_needs() -> None:
         ("init='spread'", "`init` must be one of `torch`, `kaiming`, `orthogonal`, `linear`, got 'spread'"),
         ("pool='min', coded=False", "`pool` must be one of `summary`, `mean`, `max`, got 'min'"),
         ("pool='mean'", "`pool='mean'` requires `coded=False`"),
+        ("nested=True, shared=False", "`nested=True` requires `shared=True` and `activated=False`"),
+        ("class_token=True, coded=False", "`nested`, `class_token` and `prototype_lr` require `coded=True`"),
         ("prototypes=0", "`prototypes` must be at least 1, got 0"),
         ("low_prototypes=-1", "`low_prototypes` must be at least 1, got -1"),
         ("prototype_std=0.0", "`prototype_std` must be above 0 or None, got 0.0"),

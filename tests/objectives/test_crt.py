@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,6 +139,30 @@ def test_captures_as_one_graph_with_its_prototypes() -> None:
     assert prototypes.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_prototypes_start_at_cluster_centers(shared: bool) -> None:
+    objective = build("crt(start='kmeans')", f"crt(dim=4, hidden=6, prototypes=5, low_prototypes=3, shared={shared})")
+    head, given = objective.heads[0], output()
+    centers = 4 * torch.randn(5 if shared else 3, 7, generator=torch.Generator().manual_seed(0)).double()
+    spread = 0.1 * torch.randn(len(LABELS), 13, 7, generator=torch.Generator().manual_seed(1)).double()
+    tokens = centers[torch.arange(len(LABELS) * 13) % len(centers)].view(len(LABELS), 13, 7) + spread
+    assert objective.reads == ("tokens",)
+    for step in range(2):
+        objective.begin()
+        objective(replace(given, tokens=tokens + step), LABELS)
+        objective.stepped()
+        positions = tokens[:, 1:].flatten(0, 1)
+        for prototypes in head.prototype_sets:  # each is the mean of the positions nearest to it, those of the first batch
+            nearest = torch.cdist(positions, prototypes).argmin(1)
+            means = torch.stack([positions[nearest == number].mean(0) for number in range(len(prototypes))])
+            torch.testing.assert_close(prototypes.detach(), means)
+    assert objective.reads == () and not objective.waiting
+    resumed = build("crt(start='kmeans')")
+    resumed.load_state_dict(objective.state_dict())
+    resumed.begin()
+    assert not resumed.waiting and "started" not in build().state_dict()
+
+
 def test_says_which_head_it_needs() -> None:
     with pytest.raises(UnimetricError, match="two branches, got 1"):
         create("objectives", "crt", num_classes=4, branches=(8,))
@@ -149,13 +174,16 @@ def test_says_which_head_it_needs() -> None:
         build("crt(reduction='all')")
 
 
-def test_it_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "objective"), [("", "crt"), (", init='kaiming', nested=True, class_token=True, prototype_lr=1e-3", "crt(start='kmeans')")]
+)
+def test_it_learns(tmp_path: Path, head: str, objective: str) -> None:
     config = load(
         dataset="glyphs(blocks=['armenian', 'georgian'])",
         transform="glyphs",
         backbone="small(channels=32)",
-        head="crt(dim=32, hidden=64, prototypes=8)",
-        objective="crt",
+        head=f"crt(dim=32, hidden=64, prototypes=8{head})",
+        objective=objective,
         loss="multi_similarity(kept_only=False)",
         sampler="samples_per_class(n=4)",
         batch_size=64,
@@ -169,4 +197,4 @@ def test_it_learns(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     before, after = lines[0]["test/recall(k=1)"], lines[-1]["test/recall(k=1)"]
     assert after > 1.5 * before, f"{before:.3f} -> {after:.3f}"
-    assert lines[-1]["term/diversity"] < lines[1]["term/diversity"]
+    assert head or lines[-1]["term/diversity"] < lines[1]["term/diversity"]

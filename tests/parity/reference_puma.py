@@ -186,6 +186,14 @@ def sup_con(z: Tensor, temperature: float = 0.1) -> Tensor:
     return total / views**2
 
 
+def poincare_mean(x: Tensor, c: float) -> Tensor:
+    """Mean over the first axis by way of the Klein model (hyptorch/pmath.py:466)."""
+    klein = 2 * x / (1 + c * x.pow(2).sum(-1, keepdim=True))
+    gamma = 1 / torch.sqrt(1 - c * klein.pow(2).sum(-1, keepdim=True))
+    mean = (gamma * klein).sum(0) / gamma.sum(0)
+    return mean / (1 + torch.sqrt(1 - c * mean.pow(2).sum(-1, keepdim=True)))
+
+
 def triplet(z: Tensor, labels: Tensor, width: float = 0.05) -> Tensor:
     """pytorch-metric-learning's, on cosines, with its batch-hard miner; the mean counts violated triplets only."""
     f, hinges = directions(z), []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from unimetric.analysis.ensemble import _mean
 from unimetric.config import load
 from unimetric.runs.model import Model
 from unimetric.spec import bind, create
@@ -318,6 +319,21 @@ def test_sup_con(agree):
     ours = create("losses", "sup_con(pairwise=True)")(z.flatten(0, 1), labels)
     agree(differentiate(ours, z), differentiate(theirs.sup_con(z), z))
     assert difference(create("losses", "sup_con")(z.flatten(0, 1), labels), theirs.sup_con(z)) > 0.05
+
+
+def test_ensemble_of_hyperbolic_runs():
+    """The mean is that of the authors; they compare means by the inner product, `geometry="inner"` (helpers.py:117, 273)."""
+    z = torch.randn(3, 20, 8, generator=torch.Generator().manual_seed(0)).double()
+    hyperbolic = create("losses", "hyperbolic(curvature=0.3, clip=2.3)")
+    ball = torch.stack([hyperbolic.placed(part)[0] for part in z])
+    for geometry, name in (("", "poincare"), ("inner", "inner")):
+        points, options = _mean(list(z), [hyperbolic] * 3, geometry, normalise=False)
+        assert difference(points, theirs.poincare_mean(ball, 0.3)) < 1e-12
+        assert options == {"geometry": name, "curvature": 0.3}
+    on_sphere, options = _mean(list(z), [hyperbolic] * 3, "cosine", normalise=False)
+    assert options == {"geometry": "cosine"} and torch.allclose(on_sphere, nn.functional.normalize(z, dim=2).mean(0))
+    mixed, options = _mean(list(z[:2]), [hyperbolic, create("losses", "hyperbolic(curvature=0.1)")], "", normalise=False)
+    assert options == {"geometry": "inner"} and torch.allclose(mixed, nn.functional.normalize(z[:2], dim=2).mean(0))
 
 
 @compared(

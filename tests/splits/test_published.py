@@ -58,7 +58,7 @@ def classes(rows):
 
 @pytest.fixture(params=["json", "pickle 2", "pickle 4"])
 def path(request, tmp_path):
-    """The same file in each form; the pickle as the authors', with numbers for keys and a numpy number in it."""
+    """The same file in each form; the pickle as the authors', with numbers for keys and numpy scalars in it."""
     kind, _, protocol = request.param.partition(" ")
     file = tmp_path / f"splits.{kind}"
     if kind == "json":
@@ -66,9 +66,38 @@ def path(request, tmp_path):
     else:
         numbered = {int(key): value for key, value in content().items()}
         numbered[1]["fid"] = np.float64(8.5)
+        numbered[1]["train"] = [np.str_(name) for name in numbered[1]["train"]]  # as in the authors' file for Cars196
         numbered[1]["test_episodes"] = {2: {int(key): value for key, value in numbered[1]["test_episodes"]["2"].items()}}
         file.write_bytes(pickle.dumps(numbered, protocol=int(protocol)))
     return str(file)
+
+
+def test_ood_reads_published_files(path):
+    for text in ("", ", split=2"):
+        published_, found = (bind("splits", f"{name}(path='{path}'{text})", seed=0) for name in ("published", "ood"))
+        one, other = (part(table(), **arguments) for part, arguments in (published_, found))
+        assert [rows.tolist() for rows in (one.train, one.test)] == [rows.tolist() for rows in (other.train, other.test)]
+    part, arguments = bind("splits", f"ood(path='{path}', validation=0.25)", seed=0)
+    assert classes(part(table(), **arguments).validation) == [5, 7]
+    part, arguments = bind("splits", f"ood(path='{path}', key='R2')", seed=0)
+    with pytest.raises(UnimetricError, match="has no `history`"):
+        part(table(), **arguments)
+
+
+def test_classes_of_sop_by_file_name(tmp_path):
+    """The authors name a class of SOP by the number before the underscore of its files, not by its category and id."""
+    labels = np.repeat(np.arange(8), 2)
+    paths = tuple(f"bicycle_final/{111085122871 + 7 * label}_{number}.JPG" for label in range(8) for number in range(2))
+    sop = Table(paths, labels, tuple(f"bicycle/{label + 1}" for label in range(8)), labels < 4, source_names=("sop",))
+    names = [str(111085122871 + 7 * label) for label in range(8)]
+    file = tmp_path / "splits.json"
+    file.write_text(json.dumps({"1": {"fid": 1.0, "train": names[4:], "test": names[:4]}}))
+    part, arguments = bind("splits", f"published(path='{file}')", seed=0)
+    split = part(sop, **arguments)
+    assert set(sop.labels[split.train]) == {4, 5, 6, 7} and set(sop.labels[split.test]) == {0, 1, 2, 3}
+    file.write_text(json.dumps({"1": {"fid": 1.0, "train": [*names[4:], "3"], "test": names[:4]}}))
+    with pytest.raises(UnimetricError, match="unknown class"):
+        part(sop, **arguments)
 
 
 def test_every_form(path):

@@ -96,8 +96,18 @@ def test_class_in_both_parts():
     data = table()
     mixed = data.train.copy()
     mixed[np.flatnonzero(data.labels == 4)[0]] = False
-    with pytest.raises(UnimetricError, match="1 of 8 classes are in both training and test, the first is `e`"):
+    with pytest.raises(UnimetricError, match="1 of 8 classes are in both training and test, the first is `e`") as caught:
         divide(replace(data, train=mixed))
+    assert "known_classes=True" in caught.value.hint
+
+
+def test_known_classes_on_request(caplog):
+    labels = np.repeat(np.arange(8), 4)
+    data = Table(tuple(f"{row}.jpg" for row in range(32)), labels, tuple("abcdefgh"), labels < 4)
+    mixed = np.arange(len(data)) % 2 == 0  # half of the images of every class
+    split = divide(replace(data, train=mixed), "standard(known_classes=True)")
+    assert "8 of 8 classes are in both training and test" in caplog.text and "do not predict" in caplog.text
+    assert set(data.labels[split.train]) == set(data.labels[split.test]) == set(range(8))
 
 
 def test_lone_test_class():

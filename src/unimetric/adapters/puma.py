@@ -8,6 +8,7 @@ from torch import nn
 
 from unimetric.adapters._prompts import Pool
 from unimetric.adapters._vit import Adapted, frozen_transformer
+from unimetric.adapters.lora import add_low_rank
 from unimetric.adapters.stochastic_adapter import branches
 from unimetric.adapters.vpt import plain_tokens
 from unimetric.arguments import Count, Natural, Range, Real
@@ -24,13 +25,16 @@ def puma(
     prompts: Count = 20,
     length: Count = 8,
     pool: Literal["keys", "tokens"] = "keys",
+    lora_rank: Natural = 0,
+    lora_keep: Annotated[float, Range(above=0, most=1)] = 1.0,
 ) -> nn.Module:
     """Insert PUMA's stochastic adapters and conditional prompt into a frozen transformer.
 
     Combines `stochastic_adapter` in every block with `prompt_pool` at the input: 2.44 million
     parameters for a ViT-S. With `pool="tokens"`, the prompt is `length` plain tokens, as in
     `vpt(placed=True)`. The row "single prompt, static adapter" of table 3 is
-    `puma(pool="tokens", keep=1.0)`.
+    `puma(pool="tokens", keep=1.0)`. The rows "PUMA + LoRA" and "PUMA + Stochastic LoRA" of table 7 are
+    `puma(lora_rank=128)` and `puma(lora_rank=128, lora_keep=0.5)`: 4.84 million parameters with the head.
 
     Differs from the paper:
         The authors' code trains with settings that the paper does not state. For proxy losses, every
@@ -55,11 +59,15 @@ def puma(
         length: Number of tokens per prompt, at least 1.
         pool: Type of prompt: `keys` for a pool weighted by keys per image, `tokens` for the same
             plain tokens for every image.
+        lora_rank: Rank of additional updates of query and key, as in `lora`; 0 for none.
+        lora_keep: Probability that an update is active for a sample in training, in (0, 1].
 
     Returns:
         The backbone with adapters and prompt, as a module with the same input and output shapes.
     """
     network = frozen_transformer(backbone)
+    if lora_rank:
+        add_low_rank(network, rank=lora_rank, scale=32 / lora_rank, targets="qk", keep=lora_keep)
     attention, mlp = branches(network, rank=rank, keep=keep, scale=scale, layers=layers)
     prompt: nn.Module
     if pool == "tokens":

@@ -26,9 +26,9 @@ from unimetric.images.loading import Progress, View, open_pictures
 from unimetric.images.table import Table
 from unimetric.kinds import Head
 from unimetric.metrics import measure
-from unimetric.runs.device import Fabric, open_fabric
+from unimetric.runs.device import Fabric, evaluation_batch, open_fabric
 from unimetric.runs.embed import embed, space_of
-from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.folder import check_own_images, open_run, overridden
 from unimetric.runs.model import Model, loss_of
 from unimetric.runs.rows import read_table, readable
 from unimetric.spec import bind, create, parse, signature
@@ -75,7 +75,7 @@ def adapt(
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
-        (Milbich et al., NeurIPS 2021), section 4.5.
+        (Milbich et al., NeurIPS 2021), section 4.4.
 
     Args:
         run: Run folder, trained on the same split. With `published(..., validation=True)` and
@@ -106,6 +106,7 @@ def adapt(
     fabric = open_fabric(config)
     table, split = read_table(config)
     test, _ = readable(config, table, split.test)
+    check_own_images(run, config, table, {"test": test})
     supports = draw_episodes(config, table, test, shots=shots, episodes=episodes, draw=draw, seed=seed)
     if len(supports) < 2:
         raise UnimetricError(f"a confidence interval needs at least 2 episodes, got {len(supports)}", "use `--episodes 2` or more")
@@ -140,6 +141,8 @@ def adapt(
         "iterations": steps,
         "lr": lr,
         "looks": looks,
+        "draw": draw,
+        "drawn": episodes,
         "epoch": epoch,
         "with_replacement": with_replacement,
         "head": config.head,
@@ -221,7 +224,7 @@ def embed_global(
     )
     recipe = create("transforms", config.transform)
     everything = np.arange(len(images.rows))
-    batch = min(config.evaluate_batch, len(everything))
+    batch = min(evaluation_batch(config, fabric), len(everything))
     _check_global(model, next(iter(loader.load([(everything[:batch], View(recipe))]))))  # the shape of all later batches
 
     def tokens(rows: np.ndarray, view: View) -> Float[Tensor, "N C"]:
@@ -293,7 +296,7 @@ def draw_episodes(
 
 def _read_published(config: RunConfig, table: Table, shots: int, seed: int) -> list[np.ndarray]:
     """Return the episodes of the split's file, or nothing if it has none."""
-    if parse(config.split).name != "published":
+    if parse(config.split).name not in ("published", "ood"):
         return []
     arguments = {"split": 1} | bind("splits", config.split, seed=seed)[1]
     known = {key: arguments[key] for key in ("path", "split", "on_missing") if key in arguments}

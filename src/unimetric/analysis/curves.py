@@ -46,7 +46,7 @@ def structure_trend(structure: Float[np.ndarray, "M S"], scores: Float[np.ndarra
     Splits on which all methods have the same value are excluded.
 
     Reference:
-        Sec. 4.3 and fig. 4 of Characterizing generalization under out-of-distribution shifts (Milbich et al., NeurIPS 2021).
+        Sec. 4.2 and fig. 4 of Characterizing generalization under out-of-distribution shifts (Milbich et al., NeurIPS 2021).
 
     Args:
         structure: Structure metric, such as spectral decay, of each method (row) on each split (column).

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
 
 from unimetric.analysis.evaluate import check_metrics, numbers_of
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.geometry import poincare_mean
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
+from unimetric.kinds import Loss
 from unimetric.runs.device import open_fabric
-from unimetric.runs.embed import embed_all, space_of
+from unimetric.runs.embed import embed_all, space_of_points
 from unimetric.runs.folder import open_run, overridden
-from unimetric.runs.model import place
+from unimetric.runs.model import loss_with_geometry, place
 from unimetric.runs.rows import make_split, readable
 from unimetric.spec import create
 
@@ -38,10 +42,16 @@ def ensemble(
     The inner product is that of the authors' code. An image on which the runs agree has a longer f, and so is nearer to all others. Every
     run embeds every image, because the dataset of a test image is unknown.
 
-    The setting `geometry`, of the runs or among the overrides, replaces the inner product.
+    The setting `geometry`, of the runs or among the overrides, replaces the inner product. Runs with a
+    hyperbolic loss of one curvature have the mean of the Poincaré ball (`poincare_mean`), and neighbors by
+    the distance there. With `geometry="cosine"` or `"euclidean"`, they have the mean above.
+
+    Differs from the paper:
+        Its code compares the means of the Poincaré ball by the inner product (`geometry="inner"`), not by
+        the distance.
 
     Reference:
-        Table 2 a of PUMA (Kim et al. 2023).
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023), table 2 a.
 
     Args:
         runs: Run folders, with embeddings of one dimension.
@@ -62,16 +72,18 @@ def ensemble(
     opened = [open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", "")) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
-    total, dims = None, {model.dim for _, model in opened}
+    dims = {model.dim for _, model in opened}
     if len(dims) > 1:
         raise UnimetricError(
             f"the embeddings of the runs must have one dimension, got {' and '.join(map(str, sorted(dims)))}", "name runs of one dimension"
         )
     configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
     geometry = _geometry(runs, configs)
+    losses = [loss_with_geometry(config, model.dim) for config, (_, model) in zip(configs, opened, strict=True)]
     table: Table = create("datasets", configs[0].dataset)  # the same for all runs; splits may differ
     rows = _rows(runs, configs, table, part)
     images = table.take(rows)
+    parts: list[Tensor] = []
     for number, (config, (_, model)) in enumerate(zip(configs, opened, strict=True)):
         fabric = open_fabric(config)
 
@@ -79,21 +91,30 @@ def ensemble(
             if progress is not None:
                 progress(number * all_ + done, len(opened) * all_)
 
-        found = embed_all(fabric, config, model, images, progress=report)
-        found = torch.nn.functional.normalize(found, dim=1, eps=1e-6)
-        total = found / len(opened) if total is None else total + found / len(opened)
-    assert total is not None
+        parts.append(embed_all(fabric, config, model, images, progress=report))
+    points, options = _mean(parts, losses, geometry, normalise)
+    return numbers_of(space_of_points(points, table, rows, **options), list(metrics))
+
+
+def _mean(
+    parts: Sequence[Tensor], losses: Sequence[Loss | None], geometry: str, normalise: bool
+) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
+    """Return the mean of the runs' embeddings, and the options of the `Space` it is in."""
+    placed = [place(part, loss, "") for part, loss in zip(parts, losses, strict=True)]
+    options = placed[0][1]
+    if options["geometry"] == "poincare" and geometry in ("", "poincare", "inner") and all(own == options for _, own in placed):
+        return poincare_mean([points for points, _ in placed], curvature=options["curvature"]), options | {
+            "geometry": geometry or "poincare"
+        }
+    mean = sum(functional.normalize(part, dim=1, eps=1e-6) / len(parts) for part in parts)
+    assert isinstance(mean, Tensor)
     if geometry and normalise:
-        total = torch.nn.functional.normalize(total, dim=1, eps=1e-6)
-    geometry = geometry or ("cosine" if normalise else "inner")
-    return numbers_of(space_of(total, table, rows, geometry=geometry), list(metrics))
+        mean = functional.normalize(mean, dim=1, eps=1e-6)
+    return place(mean, None, geometry or ("cosine" if normalise else "inner"))
 
 
 def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
-    """Return the `geometry` that all runs share.
-
-    The Poincaré ball raises an error, because the mean has no curvature.
-    """
+    """Return the `geometry` that all runs share."""
     first = configs[0].geometry
     for run, config in zip(runs, configs, strict=True):
         if config.geometry != first:
@@ -101,7 +122,6 @@ def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
                 f"{run}: `geometry` must be {first!r} as in {runs[0]}, got {config.geometry!r}",
                 "set one for all of them, such as `geometry=cosine`",
             )
-    place(torch.zeros(1, 1), None, first)
     return first
 
 

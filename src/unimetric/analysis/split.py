@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from jaxtyping import Float
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.evaluate import check_rows
-from unimetric.analysis.swapping import ClassShift, Step, evenly, nearest, plateau_of, removed, swapped
+from unimetric.analysis.swapping import ClassShift, Step, even_targets, nearest, plateau_of, removed, scripted_removal, swapped
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import read_arrays, write_arrays, write_text
@@ -98,7 +99,7 @@ def make_splits(
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
-        (Milbich et al., NeurIPS 2021), section 3.1.
+        (Milbich et al., NeurIPS 2021), section 3.3.
 
     Args:
         table: Table of the dataset. The sequence starts at its own split.
@@ -108,11 +109,14 @@ def make_splits(
         easier: Number of splits towards an easier one, including the start; 1 makes none. The authors
             make 15, for CUB only.
         removal: Whether classes are removed after the swaps, until half of the images are left.
-        code_removal: Whether classes are removed as in the authors' script instead of the paper.
+        code_removal: Whether classes are removed as in the authors' script instead of the paper. The
+            script has no least number of images.
         plateau: Whether swapping ends when the distance no longer rises, as in the paper. The script
             always makes `count` splits.
-        choose: Number of splits to select, evenly over the range of distances.
-        targets: Distances whose nearest splits are selected instead.
+        choose: Number of splits to select, evenly over the range of distances. The dataset's own split
+            is always among them.
+        targets: Multiples of the distance of the dataset's own split, whose nearest splits are selected
+            instead. Those of the paper are `swapping.PAPER_TARGETS`.
         seed: Random seed of the halves of each class, whose distance is that of no shift.
         progress: Callback with (finished splits, all splits). The total is an estimate.
 
@@ -216,34 +220,57 @@ def sequence(
     append(hard, swapped(shift, start.split, swaps=swaps, count=count, plateau=plateau))
     append(easy, swapped(shift, start.split, swaps=swaps, count=easier, history=30, reverse=True, plateau=plateau))
     if removal:
-        append(less, removed(shift, hard[-1], classes=swaps, code_removal=code_removal))
+        rule = scripted_removal if code_removal else removed
+        append(less, rule(shift, hard[-1], classes=swaps))
     if progress is not None:
         progress(total, total)
     return easy, hard, less
 
 
 def chosen(history: Sequence[Step], *, choose: int, targets: Sequence[float] = ()) -> dict[str, dict[str, Any]]:
-    """Select splits of a sequence.
+    """Select splits of a sequence, the dataset's own split always among them.
+
+    Distances of other features have another scale, so targets are relative. Logs a warning if the sequence
+    does not reach some of them.
 
     Args:
-        history: All splits.
+        history: All splits. The key of the dataset's own split is `0`.
         choose: Number of splits to select, evenly over the range of distances.
-        targets: Distances whose nearest splits are selected instead.
+        targets: Multiples of the distance of the dataset's own split, whose nearest splits are selected
+            instead. 1 is added if it is missing.
 
     Returns:
         By number from 1 on: `key` and `distance` of the split, and the `target` distance.
+
+    Raises:
+        UnimetricError: No target except 1 is in the range of the sequence.
     """
     distances = [step.distance for step in history]
+    default = next(index for index, step in enumerate(history) if step.key == "0")
     if targets:
-        wanted = sorted(targets)
-        positions = nearest(distances, wanted)
+        wanted = [distances[default] * target for target in sorted({1.0, *map(float, targets)})]
+        _check_range(wanted, distances, distances[default])
     else:
-        wanted = [float(target) for target in np.linspace(min(distances), max(distances), choose)]
-        positions = evenly(distances, choose)
+        wanted = even_targets(distances, choose, keep=default)
     found = {}
-    for number, (position, target) in enumerate(zip(positions, wanted, strict=True), 1):
-        found[str(number)] = {"key": history[position].key, "distance": distances[position], "target": float(target)}
+    for number, (position, target) in enumerate(zip(nearest(distances, wanted, keep=default), wanted, strict=True), 1):
+        found[str(number)] = {"key": history[position].key, "distance": distances[position], "target": target}
     return found
+
+
+def _check_range(wanted: Sequence[float], distances: Sequence[float], default: float) -> None:
+    """Log a warning if targets are outside the range of distances; raise an error if all are."""
+    low, high = min(distances), max(distances)
+    outside = [target for target in wanted if not low <= target <= high]
+    if not outside:
+        return
+    problem = (
+        f"the splits have {low / default:.3g} to {high / default:.3g} times the distance of the dataset's own split, but the targets "
+        f"{', '.join(f'{target / default:.3g}' for target in outside)} are outside"
+    )
+    if len(outside) >= len(wanted) - 1:
+        raise UnimetricError(problem, "divide the target distances by that of the default split")
+    logging.getLogger("unimetric").warning("%s; they get the splits nearest to them", problem)
 
 
 def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int, repeats: int = 5) -> float:

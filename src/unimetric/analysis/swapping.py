@@ -52,13 +52,16 @@ class ClassShift:
         left = self.images[train].sum() + self.images[test].sum()
         return Step(key, train.copy(), test.copy(), float(distance), float(left / self.images.sum()))
 
-    def order(self, train: np.ndarray, test: np.ndarray, *, reverse: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Order the classes of each side, those nearest to the other side's mean first (eqs. 2 and 3).
+    def order(self, train: np.ndarray, test: np.ndarray, *, reverse: bool = False, minus_own: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Order the classes of each side, those closest to the other side's mean first.
+
+            |c - mu_other| - |c - mu_own|   (eqs. 2 and 3)
 
         Args:
             train: Training classes.
             test: Test classes.
-            reverse: Whether the nearest are last.
+            reverse: Whether the closest are last.
+            minus_own: Whether the distance to the mean of a class's own side is subtracted.
 
         Returns:
             Positions in `train` and in `test`.
@@ -67,7 +70,8 @@ class ClassShift:
 
         def score(classes: np.ndarray, own: np.ndarray, other: np.ndarray) -> np.ndarray:
             points = self.means[classes]
-            return np.linalg.norm(points - other, axis=1) - np.linalg.norm(points - own, axis=1)
+            away = np.linalg.norm(points - other, axis=1)
+            return away - np.linalg.norm(points - own, axis=1) if minus_own else away
 
         ranks = [np.argsort(values, kind="stable") for values in (score(train, *centers), score(test, *centers[::-1]))]
         return (ranks[0][::-1], ranks[1][::-1]) if reverse else (ranks[0], ranks[1])
@@ -88,7 +92,7 @@ def swapped(
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
-        (Milbich et al., NeurIPS 2021), section 3.1.
+        (Milbich et al., NeurIPS 2021), section 3.3.
 
     Args:
         shift: Classes of the dataset.
@@ -102,15 +106,11 @@ def swapped(
     train, test, before = start.train.copy(), start.test.copy(), start.distance
     recent: tuple[deque[int], deque[int]] = deque(maxlen=history), deque(maxlen=history)
     for number in range(1, count):
-        orders = shift.order(train, test, reverse=reverse)
-        for turn in range(swaps):
-            first = _first_free(orders[0][turn:], recent[0])
-            second = _first_free(orders[1][turn:], recent[1])
-            if first is None or second is None:
-                return  # every class was swapped recently
+        pairs = _pairs(shift.order(train, test, reverse=reverse), swaps, recent)
+        if pairs is None:
+            return  # every class was swapped recently
+        for first, second in pairs:
             train[first], test[second] = test[second], train[first]
-            recent[0].append(first)
-            recent[1].append(second)
         step = shift.measure(f"{'-' if reverse else ''}{number * swaps}", train, test)
         if plateau and (step.distance >= before if reverse else step.distance <= before):
             return
@@ -123,48 +123,91 @@ def _first_free(order: np.ndarray, recent: deque[int]) -> int | None:
     return next((int(position) for position in order if position not in recent), None)
 
 
-def removed(
-    shift: ClassShift, start: Step, *, classes: int = 2, least: float = 0.5, code_removal: bool = False, count: int = 35
-) -> Iterator[Step]:
-    """Yield splits that grow harder by removing the classes nearest to the other side's mean.
+def removed(shift: ClassShift, start: Step, *, classes: int = 2, least: float = 0.5) -> Iterator[Step]:
+    """Yield splits that grow harder by removing the classes of each side closest to the other side's mean.
+
+        of the train classes, those with the least  |c - mu_test|  are removed, and
+        of the test classes, those with the least   |c - mu_train|
+
+    Classes are removed as long as half of the images are left.
 
     Differs from the paper:
-        Nothing by default: classes are removed while at least half of the images are left. With
-        `code_removal`, as in the authors' script, the classes are swapped first, and removed only if the
-        swap does not lower the distance. Keys count removed classes; the script's count inspected ones.
+        Nothing. The authors' script is `scripted_removal`.
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
-        (Milbich et al., NeurIPS 2021), section 3.1.
+        (Milbich et al., NeurIPS 2021), section 3.3.
 
     Args:
         shift: Classes of the dataset.
         start: First split, which is not yielded.
         classes: Number of classes of each side that are removed per step.
-        least: Least fraction of images that must be left. The script has no such limit.
-        code_removal: Whether to follow the authors' script.
-        count: Number of steps of the script.
+        least: Least fraction of images that must be left.
     """
-    train, test, now = start.train.copy(), start.test.copy(), start
-    gone, inspected = 0, 0
-    while min(len(train), len(test)) - classes >= 2 and (not code_removal or inspected < count):
-        inspected += 1
-        first, second = (order[:classes] for order in shift.order(train, test))
-        if code_removal:
-            swapped_train, swapped_test = train.copy(), test.copy()
-            swapped_train[first], swapped_test[second] = test[second], train[first]
-            step = shift.measure(f"R{gone}s{inspected}", swapped_train, swapped_test)
-            if step.distance < now.distance:
-                train, test, now = swapped_train, swapped_test, step
-                yield step
-                continue
+    train, test, gone = start.train, start.test, 0
+    while min(len(train), len(test)) - classes >= 2:
+        first, second = (order[:classes] for order in shift.order(train, test, minus_own=False))
         train, test = np.delete(train, first), np.delete(test, second)
         gone += classes
         step = shift.measure(f"R{gone}", train, test)
-        if step.share < least and not code_removal:
+        if step.share < least:
             return
-        now = step
         yield step
+
+
+def scripted_removal(shift: ClassShift, start: Step, *, classes: int = 2, history: int = 5, count: int = 35) -> Iterator[Step]:
+    """Yield splits by the removal rule of the authors' script, which made the published splits.
+
+    Each step selects classes as `swapped` does, by the difference of two distances and without recent
+    positions. It swaps them if that lowers the distance, and otherwise removes them.
+
+    Differs from the paper:
+        In the text, classes are selected by their distance to the other side's mean alone, and always
+        removed (`removed`). The published splits 6 and 7 of Cars196 follow the script: 12 classes of each
+        side are removed between them, and one class of each side changes sides. Keys count removed
+        classes; the script's keys count inspected ones.
+
+    Reference:
+        `split_maker_with_class_removal` in CompVis/Characterizing_Generalization_in_DML.
+
+    Args:
+        shift: Classes of the dataset.
+        start: First split, which is not yielded.
+        classes: Number of classes of each side that are inspected per step.
+        history: Number of recent positions of each side that are skipped.
+        count: Number of steps. The script has no least number of images.
+    """
+    train, test, distance, gone = start.train, start.test, start.distance, 0
+    recent: tuple[deque[int], deque[int]] = deque(maxlen=history), deque(maxlen=history)
+    for number in range(1, count + 1):
+        if min(len(train), len(test)) - classes < 2:
+            return
+        pairs = _pairs(shift.order(train, test), classes, recent)
+        if pairs is None:
+            return  # every class was selected recently
+        after_train, after_test = train.copy(), test.copy()
+        for first, second in pairs:
+            after_train[first], after_test[second] = after_test[second], after_train[first]
+        step = shift.measure(f"R{gone}s{number}", after_train, after_test)
+        if step.distance >= distance:
+            positions = [sorted({pair[side] for pair in pairs}) for side in (0, 1)]
+            gone += len(positions[0])
+            step = shift.measure(f"R{gone}", np.delete(train, positions[0]), np.delete(test, positions[1]))
+        train, test, distance = step.train, step.test, step.distance
+        yield step
+
+
+def _pairs(orders: tuple[np.ndarray, np.ndarray], count: int, recent: tuple[deque[int], deque[int]]) -> list[tuple[int, int]] | None:
+    """Select positions of both sides in their order and add them to the recent ones; None if none is free."""
+    found = []
+    for turn in range(count):
+        first, second = (_first_free(order[turn:], passed) for order, passed in zip(orders, recent, strict=True))
+        if first is None or second is None:
+            return None
+        recent[0].append(first)
+        recent[1].append(second)
+        found.append((first, second))
+    return found
 
 
 def plateau_of(distances: Sequence[float]) -> int:
@@ -176,17 +219,29 @@ def plateau_of(distances: Sequence[float]) -> int:
     return next((index for index in range(len(distances) - 1) if distances[index + 1] <= distances[index]), len(distances) - 1)
 
 
-def nearest(distances: Sequence[float], targets: Sequence[float]) -> list[int]:
+# Distances of the papers' splits (supplement, table 1), as multiples of the default split's.
+PAPER_TARGETS = {
+    "cub200": [distance / 52.62 for distance in (19.16, 28.49, 52.62, 72.20, 92.48, 120.38, 136.45, 152.04, 173.94)],
+    "cars196": [distance / 8.59 for distance in (8.59, 14.33, 32.18, 43.58, 63.29, 86.48, 101.17, 123.03)],
+    "sop": [distance / 3.43 for distance in (3.43, 24.59, 53.47, 99.38, 135.53, 155.25, 189.81, 235.10)],
+}
+
+
+def nearest(distances: Sequence[float], targets: Sequence[float], *, keep: int | None = None) -> list[int]:
     """Assign a different split to each target distance, with the least sum of deviations.
 
-    A larger target gets a split of larger distance. Milbich et al. 2021 list their targets in table 1.
+    A larger target gets a split of larger distance.
 
     Args:
         distances: Distances of all splits.
         targets: Target distances.
+        keep: Index of a split that is always among the selected ones, in place of the split of the
+            nearest target.
 
     >>> nearest([1.0, 2.0, 5.0, 9.0], [2.1, 6.0])
     [1, 2]
+    >>> nearest([1.0, 2.0, 5.0, 9.0], [2.1, 6.0], keep=0)
+    [0, 2]
     """
     if not 0 < len(targets) <= len(distances):
         raise UnimetricError(
@@ -194,18 +249,29 @@ def nearest(distances: Sequence[float], targets: Sequence[float]) -> list[int]:
             "select fewer, or make a longer sequence",
         )
     cost = np.abs(np.asarray(targets, float)[:, None] - np.asarray(distances, float)[None, :])
+    if keep is not None:
+        cost[cost[:, keep].argmin(), keep] = -2 * cost.sum()  # below any sum of the others
     chosen = sorted((int(column) for column in linear_sum_assignment(cost)[1]), key=distances.__getitem__)
     return [chosen[rank] for rank in np.argsort(np.argsort(targets, kind="stable"))]
 
 
-def evenly(distances: Sequence[float], count: int) -> list[int]:
-    """Select splits that cover the range of distances evenly, from the easiest to the hardest.
+def even_targets(distances: Sequence[float], count: int, *, keep: int) -> list[float]:
+    """Return target distances that cover the range evenly, one of them that of a given split.
 
     Args:
         distances: Distances of all splits.
-        count: Number of splits to select.
+        count: Number of targets.
+        keep: Index of the given split. Its distance replaces the nearest target. With at least three
+            targets, the easiest and the hardest split stay.
 
-    >>> evenly([1.0, 2.0, 2.1, 5.0, 9.0], 3)
-    [0, 3, 4]
+    >>> even_targets([1.0, 2.0, 2.1, 5.0, 9.0], 3, keep=1)
+    [1.0, 2.0, 9.0]
     """
-    return nearest(distances, list(np.linspace(min(distances), max(distances), count)) if count > 0 else [])
+    if count < 1:
+        return []
+    targets = np.linspace(min(distances), max(distances), count)
+    away = np.abs(targets - distances[keep])
+    if count > 2 and distances[keep] not in (targets[0], targets[-1]):
+        away[[0, -1]] = np.inf
+    targets[away.argmin()] = distances[keep]
+    return targets.tolist()

@@ -1,8 +1,9 @@
-"""Poincaré ball: exponential map at the origin, and distances."""
+"""Poincaré ball: exponential map at the origin, distances, and means."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -38,3 +39,22 @@ def poincare(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, curvature: flo
     norm = (((aa + bb - 2 * ab).clamp_min(0) + epsilon) * below.clamp_min(epsilon)).sqrt() / (below + 1e-5)
     root = math.sqrt(curvature)
     return 2 / root * (root * norm).clamp_max(1 - 1e-5).atanh()
+
+
+def poincare_mean(points: Sequence[Float[Tensor, "N D"]], *, curvature: float) -> Float[Tensor, "N D"]:
+    """Return the mean of corresponding points of the Poincare ball.
+
+        k = sum_m l_m x_m / sum_m (l_m - 1),   l_m = 2 / (1 - c |x_m|^2);   mean = k / (1 + sqrt(1 - c |k|^2))
+
+    This is the Einstein midpoint: the mean in the Klein model, weighted by the Lorentz factors l_m - 1.
+
+    Args:
+        points: Points of each member of the mean.
+        curvature: Curvature c of the Poincare ball.
+    """
+    total, weight = torch.zeros_like(points[0]), torch.zeros_like(points[0][:, :1])
+    for each in points:
+        factor = 2 / (1 - curvature * each.square().sum(-1, keepdim=True))
+        total, weight = total + factor * each, weight + factor - 1
+    klein = total / weight
+    return klein / (1 + (1 - curvature * klein.square().sum(-1, keepdim=True)).clamp_min(0).sqrt())

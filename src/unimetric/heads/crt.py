@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
-from unimetric.arguments import Count, Natural, Positive
+from unimetric.arguments import Count, Natural, NonNegative, Positive
 from unimetric.errors import UnimetricError
+from unimetric.geometry.kmeans import kmeans
 from unimetric.heads._common import init_kaiming, pool_tokens
 from unimetric.kinds import Head
 
@@ -36,7 +37,8 @@ class CRT(Head):
         branches share all weights, as in its experiments. The second branch is the mean over k of the
         hidden layers before their GELU. After the GELU (`activated=True`), the mean of 64 positive
         layers is initially almost equal for all images, and the consistency loss pulls the first branch
-        to that point. `shared=False` is section 3.3: separate transforms with 49 and 64 prototypes.
+        to that point. `nested=True` is a third reading, with a trunk Linear, GELU, Linear for both branches.
+        `shared=False` is section 3.3: separate transforms with 49 and 64 prototypes.
 
         The paper does not state an initialization. The first author's framework (`kanshichao/CBML`)
         starts its head with `kaiming_normal_(mode="fan_out")` and zero bias, which is `init="kaiming"`.
@@ -53,6 +55,12 @@ class CRT(Head):
         low_prototypes: Number of prototypes in the first branch with `shared=False`.
         shared: Whether both branches share prototypes and networks.
         activated: Whether the second branch is computed after the GELU. Only with `shared=True`.
+        nested: Whether the networks Gamma_k = Linear(L, 1024), GELU, Linear(1024, 1024) are a trunk of both
+            branches. Their mean is the second branch, and a linear layer on it the first. Only with
+            `shared=True`.
+        class_token: Whether the global token is coded as one more position. For a transformer it is the
+            class token. The paper codes the positions of the map alone.
+        prototype_lr: Learning rate of the prototypes. If None, that of the head.
         reduce: Number of channels after a linear layer before the prototypes; 0 for no such layer, as in the paper.
         separate: Whether each prototype has a separate network Gamma_k. False is the ablation of table 7.
         normalise_positions: Whether to divide r_k by N, so that it does not grow with the image size. Not in the paper.
@@ -81,6 +89,9 @@ class CRT(Head):
         low_prototypes: Count = 49,
         shared: bool = True,
         activated: bool = False,
+        nested: bool = False,
+        class_token: bool = False,
+        prototype_lr: NonNegative | None = None,
         reduce: Natural = 0,
         separate: bool = True,
         normalise_positions: bool = False,
@@ -93,7 +104,11 @@ class CRT(Head):
     ) -> None:
         super().__init__(dim, (dim, hidden))
         _check(init, prototype_std, coded, pool)
-        self.shared, self.coded = shared, coded
+        _check_variants(
+            nested=nested and (activated or not shared), coded=coded, only_coded=nested or class_token or prototype_lr is not None
+        )
+        self.shared, self.coded, self.nested = shared, coded, nested
+        self.class_token, self.prototype_lr = class_token, prototype_lr
         self.activated, self.normalise_positions, self.pool = activated, normalise_positions, pool
         self.low: nn.Module
         self.high: nn.Module
@@ -104,6 +119,10 @@ class CRT(Head):
         self.reduce = _linear(features, reduce, init) if reduce else nn.Identity()
         options: dict[str, Any] = {"init": init, "std": prototype_std, "separate": separate, "residual": residual}
         self.coder = _Coder(prototypes if shared else low_prototypes, channels, hidden, **options)
+        if nested:
+            self.high = _Layers(self.coder.networks, hidden, hidden, init=init)
+            self.low = _linear(hidden, dim, init)
+            return
         self.low = _Layers(self.coder.networks, hidden, dim, init=init)
         if not shared:
             self.high_coder = _Coder(prototypes, channels, hidden, **options)
@@ -114,9 +133,15 @@ class CRT(Head):
         """Return every distinct set of prototypes."""
         return tuple(coder.prototypes for coder in self._coders())
 
+    @torch.no_grad()
+    def start_prototypes(self, tokens: Float[Tensor, "B N C"]) -> None:
+        for prototypes in self.prototype_sets:
+            positions = self._positions(tokens.to(prototypes.dtype)).flatten(0, 1)
+            prototypes.copy_(kmeans(positions, len(prototypes), seeding="plusplus").centers)
+
     def maps(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B K N"]:
         """Return the weight a_kj of every prototype at every position, with all sets concatenated."""
-        positions = self._positions(tokens)
+        positions = self._positions(tokens)[:, self.class_token :]
         return torch.cat([coder.weights(positions) for coder in self._coders()], -1).transpose(1, 2)
 
     def branches(self, tokens: Float[Tensor, "B N C"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B H"]]:
@@ -128,12 +153,25 @@ class CRT(Head):
         scale = 1 / positions.shape[1] if self.normalise_positions else 1.0
         hidden = self.coder(positions, scale)
         coded = gelu(hidden)
+        if self.nested:
+            trunk = self.high(coded)
+            return self.low(trunk), trunk
         if self.shared:
             return self.low(coded), (coded if self.activated else hidden).mean(0)
         return self.low(coded), self.high(gelu(self.high_coder(positions, scale)))
 
     def forward(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B D"]:
         return self.join(self.branches(tokens))
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        if self.prototype_lr is None:
+            return super().groups(lr)
+        chosen = {id(weight) for weight in self.prototype_sets}
+        others = [weight for weight in self.parameters() if id(weight) not in chosen]
+        return [
+            {"name": "head", "params": others, "lr": lr},
+            {"name": "prototypes", "params": list(self.prototype_sets), "lr": self.prototype_lr},
+        ]
 
     def _coders(self) -> list[Any]:
         if not self.coded:
@@ -145,7 +183,7 @@ class CRT(Head):
             raise UnimetricError(
                 "the head `crt` requires spatial positions, but the backbone returns only a global token", 'use `head = "linear"`'
             )
-        return self.reduce(tokens[:, 1:])
+        return self.reduce(tokens[:, 0 if self.class_token else 1 :])
 
 
 def _check(init: str, std: float | None, coded: bool, pool: str) -> None:
@@ -154,6 +192,14 @@ def _check(init: str, std: float | None, coded: bool, pool: str) -> None:
         raise UnimetricError("crt: `prototype_std` requires an `init` other than `orthogonal`", "drop `prototype_std` or `init`")
     if coded and pool != "summary":
         raise UnimetricError(f"crt: `pool={pool!r}` requires `coded=False`", f"use `crt(coded=False, pool={pool!r})`, or drop `pool`")
+
+
+def _check_variants(*, nested: bool, coded: bool, only_coded: bool) -> None:
+    """Raise an error for variants that exclude each other."""
+    if nested:
+        raise UnimetricError("crt: `nested=True` requires `shared=True` and `activated=False`", "drop the others")
+    if only_coded and not coded:
+        raise UnimetricError("crt: `nested`, `class_token` and `prototype_lr` require `coded=True`", "drop them, or `coded=False`")
 
 
 def _linear(inputs: int, outputs: int, init: str) -> nn.Linear:

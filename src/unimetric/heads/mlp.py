@@ -17,7 +17,7 @@ class Mlp(Head):
     The defaults are the MLP-3 baseline of PUMA.
 
     Reference:
-        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023), table 3.
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023), table 2 c.
 
     Args:
         dim: Embedding dimension D.

@@ -19,7 +19,8 @@ def harmonic(space: Space, *, metric: str = "recall(k=1)") -> float:
     the formula.
 
     Reference:
-        Towards universal metric learning (PUMA, Kim et al. 2023), "harmonic mean".
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023),
+        section 5.1, "harmonic mean".
 
     Args:
         space: Embeddings of all datasets, with `source`.

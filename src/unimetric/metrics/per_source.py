@@ -19,7 +19,8 @@ def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]
     """Metric of each dataset alone, with its queries and its gallery.
 
     Reference:
-        Towards universal metric learning (PUMA, Kim et al. 2023), "dataset-specific accuracy".
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023),
+        section 5.1, "dataset-specific accuracy".
 
     Args:
         space: Embeddings of all datasets, with `source`.

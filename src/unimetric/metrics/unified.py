@@ -18,7 +18,8 @@ def unified(space: Space, *, k: Count = 1) -> float:
     test labels of several datasets collide, and a hit in the wrong dataset can count.
 
     Reference:
-        Towards universal metric learning (PUMA, Kim et al. 2023), "unified accuracy".
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023),
+        section 5.1, "unified accuracy".
 
     Args:
         space: Embeddings of all datasets, with `source`.

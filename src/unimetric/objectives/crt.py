@@ -42,6 +42,9 @@ class CRT(Objective):
         consistency: Weight of the difference between the similarities. With 0 the term is skipped.
         diversity: Weight of the similarity between prototypes. With 0 the term is skipped, and the head needs no prototypes.
         reduction: Reduction of the difference: `mean`, `row` or `sum`.
+        start: Initial prototypes: `head` for those of the head, `kmeans` for the k-means centers of the
+            positions of the first batch, which replace them after the first step. The paper does not
+            state an initialization.
         detach_high: Whether only the first branch receives the gradient of the difference. Not in the paper.
         num_classes: Number of training classes.
         branches: Dimensions of the head's branches. Provided by the run.
@@ -49,6 +52,9 @@ class CRT(Objective):
     Shape:
         embeddings (B, D), labels (B,) -> one scalar per term
     """
+
+    started: Tensor
+    seen: Tensor
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class CRT(Objective):
         diversity: NonNegative = 1.0,
         reduction: Literal["mean", "row", "sum"] = "mean",
         detach_high: bool = False,
+        start: Literal["head", "kmeans"] = "head",
         num_classes: Count,
         branches: tuple[Count, ...],
     ) -> None:
@@ -73,19 +80,35 @@ class CRT(Objective):
         self.low_loss, self.high_loss = (create("losses", loss, miner=miner, num_classes=num_classes, dim=dim) for dim in branches)
         self.low, self.high, self.consistency, self.diversity = low, high, consistency, diversity
         self.reduction, self.detach_high = reduction, detach_high
+        self.waiting = start == "kmeans"
+        if self.waiting:
+            self.reads = ("tokens",)
+            self.register_buffer("started", torch.zeros((), dtype=torch.bool))  # so that a resumed run does not start again
         self.heads: list[Any] = []  # a list, so that the head is not registered as a submodule
 
     def meet(self, model: Any) -> None:
         """Store the head, whose prototypes the diversity term reads."""
-        if self.diversity and not model.head.prototype_sets:
+        if (self.diversity or self.waiting) and not model.head.prototype_sets:
             raise UnimetricError(
                 f"the objective `crt` requires a head with prototypes, but the head {type(model.head).__name__} has none",
                 'use `head = "crt"`, or `objective = "crt(diversity=0)"`',
             )
         self.heads = [model.head]
 
+    def begin(self) -> None:
+        if self.waiting and bool(self.started):  # synchronizes with the GPU, but only before the first step of a process
+            self.waiting, self.reads = False, ()
+
+    def stepped(self) -> None:
+        if self.waiting:
+            self.heads[0].start_prototypes(self.seen)
+            self.started.fill_(True)
+            del self.seen
+
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
         first, second = output.branches
+        if self.waiting:
+            self.seen = output.tokens.detach()
         terms: dict[str, Tensor] = {"loss": self.low * self.low_loss(first, labels)}
         if self.high:
             terms["high"] = self.high * self.high_loss(second, labels)

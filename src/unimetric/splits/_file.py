@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+import pickletools
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from unimetric.errors import UnimetricError, closest
+from unimetric.images.pack import located, opened
 from unimetric.images.table import Split, Table
 from unimetric.splits.standard import standard
 
@@ -30,20 +34,40 @@ def read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be read ({error.strerror})", "name a file of splits; `unimetric split` creates one") from None
     try:
-        found = _to_plain(_parse(data))
+        found = _to_plain(_parse(data), iter(range(100_000 + len(data))))
     except UnimetricError as error:
         raise UnimetricError(f"{path}: {error.message}", error.hint) from None
     except Exception as error:  # a broken pickle raises any type
         raise UnimetricError(f"{path}: neither JSON nor a plain pickle: {error}", "download the file again") from None
     if not isinstance(found, dict):
-        raise UnimetricError(f"{path}: must hold a dictionary of splits, got a {type(found).__name__}", "see docs/concepts/shift.md")
+        raise UnimetricError(
+            f"{path}: must hold a dictionary of splits, got a {type(found).__name__}",
+            "`unimetric list splits published` shows the form of the file",
+        )
     return found
 
 
 def _parse(data: bytes) -> Any:
     if data.lstrip()[:1] in (b"{", b"["):
         return json.loads(data)
+    _check_references(data)
     return _Unpickler(io.BytesIO(data), encoding="latin1").load()
+
+
+def _check_references(data: bytes) -> None:
+    """Raise an error if a pickle uses a tuple twice: nested tuples of that kind take years to hash."""
+    tuples: set[int] = set()
+    before, stored = "", 0
+    for operation, argument, _ in pickletools.genops(data):
+        name = operation.name
+        if name in ("DUP", "POP", "POP_MARK") or (name in ("GET", "BINGET", "LONG_BINGET") and int(argument or 0) in tuples):
+            raise UnimetricError("a pickle must not use one tuple twice", "do not trust this file")
+        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            index = stored if name == "MEMOIZE" else int(argument or 0)
+            stored += 1
+            (tuples.add if before.startswith("TUPLE") else tuples.discard)(index)
+        elif name != "BUILD":  # which leaves the object below its state
+            before = name
 
 
 class _Unpickler(pickle.Unpickler):
@@ -54,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "scalar":
-            return _number
+            return _scalar
         if (module, name) == ("numpy", "dtype"):
             return _Dtype
         if (module, name) == ("_codecs", "encode"):  # older protocols store the bytes of such a number so
@@ -78,21 +102,27 @@ def _encode_bytes(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _number(dtype: _Dtype, data: bytes | str) -> float | int:
-    """Decode a pickled numpy scalar without numpy."""
+def _scalar(dtype: _Dtype, data: bytes | str) -> float | int | str:
+    """Decode a pickled numpy scalar without numpy: a number, or a string as in the authors' files."""
+    raw = data.encode("latin1") if isinstance(data, str) else data
+    if re.fullmatch(r"U[0-9]{1,4}", dtype.letters):
+        return raw.decode("utf-32-le").rstrip("\0")
     form = {"f8": "<d", "f4": "<f", "i8": "<q", "i4": "<i"}.get(dtype.letters)
     if form is None:
-        raise UnimetricError(f"the type of a number must be f8, f4, i8 or i4, got `{dtype.letters}`", "do not trust this file")
-    return struct.unpack(form, data.encode("latin1") if isinstance(data, str) else data)[0]
+        raise UnimetricError(f"the type of a scalar must be f8, f4, i8, i4 or U, got `{dtype.letters}`", "do not trust this file")
+    return struct.unpack(form, raw)[0]
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: Any, room: Iterator[int]) -> Any:
+    # Every value takes at least one byte of the file, unless lists contain the same list several times.
+    if next(room, None) is None:
+        raise UnimetricError("lists must not contain the same list many times", "do not trust this file")
     if isinstance(value, dict):
-        return {str(key): _to_plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item, room) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         value = sorted(value)
     if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
+        return [_to_plain(item, room) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise UnimetricError(f"may hold only lists, dicts, strings and numbers, got a {type(value).__name__}", "do not trust this file")
@@ -102,7 +132,9 @@ def choose(entries: Any, key: str, location: str) -> Any:
     """Return one entry of a dictionary, or raise an error with the closest key."""
     if not isinstance(entries, dict) or key not in entries:
         known = entries if isinstance(entries, dict) else ()
-        raise UnimetricError(f"{location} has no `{key}`", closest(key, known) or "see docs/concepts/shift.md for the form of the file")
+        raise UnimetricError(
+            f"{location} has no `{key}`", closest(key, known) or "`unimetric list splits published` shows the form of the file"
+        )
     return entries[key]
 
 
@@ -110,6 +142,8 @@ def classes(table: Table, names: Any, location: str) -> np.ndarray:
     """Return the numbers of the classes listed in a file.
 
     A name may have `-` instead of the `/` in the name of the dataset, because it was the name of a folder.
+    If no name is that of a class, they are the beginnings of the file names of their images:
+    `111085122871` for `111085122871_0.JPG`, as ooDML names the classes of SOP.
 
     Args:
         table: Table of the dataset.
@@ -117,8 +151,10 @@ def classes(table: Table, names: Any, location: str) -> np.ndarray:
         location: File and entry, for errors.
     """
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UnimetricError(f"{location} must be a list of class names", "see docs/concepts/shift.md for the form of the file")
+        raise UnimetricError(f"{location} must be a list of class names", "`unimetric list splits published` shows the form of the file")
     number = {name.replace("/", "-"): row for row, name in enumerate(table.class_names)}
+    begins = _file_beginnings(table) if not any(name.replace("/", "-") in number for name in names) else {}
+    number = begins if set(names) <= begins.keys() else number
     for name in names:
         if name.replace("/", "-") not in number:
             raise UnimetricError(f"{location}: unknown class `{name}`", closest(name, table.class_names))
@@ -128,6 +164,19 @@ def classes(table: Table, names: Any, location: str) -> np.ndarray:
         repeated = table.class_names[numbers[counts.argmax()]]
         raise UnimetricError(f"{location}: the class `{repeated}` is listed twice", "remove one of the two")
     return found
+
+
+def _file_beginnings(table: Table) -> dict[str, int]:
+    """Return the class of each file name, up to its first underscore."""
+    return {base_name(path).partition("_")[0]: int(label) for path, label in zip(table.paths, table.labels, strict=True)}
+
+
+def base_name(path: str) -> str:
+    """Return the file name of an image, also of one in a pack."""
+    packed = located(path)
+    if packed:
+        path = opened(packed[0]).names[packed[1]]
+    return os.path.basename(path)
 
 
 def divide(table: Table, train: np.ndarray, test: np.ndarray, location: str, *, validation: float = 0.0, seed: int = 0) -> Split:

@@ -20,7 +20,8 @@ def few_shot(table: Table, *, shots: Count = 1, validation: Annotated[float, Ran
     are a subset of more.
 
     Reference:
-        Few-shot metric learning (PUMA, Kim et al. 2023), fig. 6.
+        Universal metric learning with parameter-efficient transfer learning (Kim et al., arXiv 2023),
+        section 5.2 and fig. 6.
 
     Args:
         table: Table of the dataset, or the union of several.

@@ -11,6 +11,7 @@ from unimetric.errors import UnimetricError
 from unimetric.images.table import Split, Table
 from unimetric.spec import bind, parse
 from unimetric.splits._file import choose, classes, divide, read
+from unimetric.splits.published import published
 
 
 def ood(
@@ -19,7 +20,7 @@ def ood(
     """Split of known difficulty from a file created by `unimetric split`.
 
     The file holds the whole sequence of splits with their Frechet distances, and a few selected
-    ones, numbered from the easiest to the hardest.
+    ones, numbered from the easiest to the hardest. The authors' own files are read as by `published`.
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
@@ -32,15 +33,18 @@ def ood(
         key: Key of any split of the sequence instead, such as `12` (swaps) or `R12` (classes of
             each side removed).
         validation: Fraction of the training classes used to select the best epoch instead of for
-            training. The authors hold out 0.25.
+            training. The authors hold out 0.25. In one of their files, any fraction above 0 selects their
+            validation classes.
         seed: Seed of the choice of validation classes.
     """
     file = read(path)
     if "history" not in file:
-        raise UnimetricError(
-            f"{path}: must be a file created by `unimetric split`, but it has no `history`",
-            "read published split files with `published(path=...)`",
-        )
+        if key or not file or not all(isinstance(entry, dict) and "train" in entry for entry in file.values()):
+            raise UnimetricError(
+                f"{path}: must be a file created by `unimetric split`, but it has no `history`",
+                "select a published split by its number, as in `split=3`" if key else "create the file with `unimetric split`",
+            )
+        return published(table, path=path, split=split, validation=validation > 0)
     names = file.get("classes")
     wanted = key
     if not wanted:
@@ -96,4 +100,6 @@ def distances(path: str) -> dict[str, float]:
             return chosen | {f"key {step['key']}": float(step["distance"]) for step in file["history"]}
         return {number: float(entry["fid"]) for number, entry in file.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UnimetricError(f"{path}: each split must have its distance", "see docs/concepts/shift.md for the form of the file") from None
+        raise UnimetricError(
+            f"{path}: each split must have its distance", "`unimetric list splits published` shows the form of the file"
+        ) from None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any, Literal
 
 import numpy as np
 
 from unimetric.arguments import Count
 from unimetric.errors import UnimetricError
-from unimetric.images.pack import located, opened
 from unimetric.images.table import Split, Table
-from unimetric.splits._file import choose, classes, divide, read, unique
+from unimetric.splits._file import base_name, choose, classes, divide, read, unique
 
 
 def published(
@@ -25,11 +23,12 @@ def published(
                "test_episodes": {"5": {"0": {class: [image, ...], ...}, ...}, ...}}, "2": ...}
 
     Every listed class and image must be in the dataset. A pickle may contain only lists, dicts,
-    strings and numbers.
+    strings and numbers. A class of SOP is named by the number in the file names of its images.
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
-        (Milbich et al., NeurIPS 2021).
+        (Milbich et al., NeurIPS 2021). The files are in the folder `datasplits/` of
+        CompVis/Characterizing_Generalization_in_DML.
 
     Args:
         table: Table of the dataset.
@@ -65,7 +64,7 @@ def published(
 def episodes(table: Table, *, path: str, split: int, shots: int, on_missing: str = "error") -> list[np.ndarray]:
     """Return the rows of the support images of each published episode.
 
-    The list is empty if the file has no episodes with this number of shots.
+    The list is empty if the file has no episodes with this number of shots, or is one of `unimetric split`.
 
     Args:
         table: Table of the dataset.
@@ -74,6 +73,8 @@ def episodes(table: Table, *, path: str, split: int, shots: int, on_missing: str
         shots: Number of support images per class. The authors publish 2, 5 and 10.
         on_missing: What to do with missing images, as in `published`.
     """
+    if "history" in read(path):
+        return []
     location, entry, _, test = _entry(table, path, split)
     found = _episodes(table, entry, test, location, on_missing)
     return found.get(str(shots), [])
@@ -92,7 +93,9 @@ def _episodes(table: Table, entry: dict[str, Any], test: np.ndarray, location: s
     if not wanted:
         return {}
     if not _is_nested(wanted):
-        raise UnimetricError(f"{location}: its test_episodes must be nested tables", "see docs/concepts/shift.md for the form of the file")
+        raise UnimetricError(
+            f"{location}: its test_episodes must be nested tables", "`unimetric list splits published` shows the form of the file"
+        )
     rows = _rows_by_name(table, test)
     found: dict[str, list[np.ndarray]] = {}
     absent: list[str] = []
@@ -152,13 +155,6 @@ def _rows_by_name(table: Table, test: np.ndarray) -> dict[tuple[int, str], int]:
     found: dict[tuple[int, str], int] = {}
     for class_ in test:
         rows = np.flatnonzero(table.labels == class_)
-        for row, name in zip(rows, unique([_base_name(table.paths[row]) for row in rows]), strict=True):
+        for row, name in zip(rows, unique([base_name(table.paths[row]) for row in rows]), strict=True):
             found[int(class_), name] = int(row)
     return found
-
-
-def _base_name(path: str) -> str:
-    packed = located(path)
-    if packed:
-        path = opened(packed[0]).names[packed[1]]
-    return os.path.basename(path)

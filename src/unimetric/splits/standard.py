@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import numpy as np
 
 from unimetric.arguments import Range, Seed
 from unimetric.errors import UnimetricError
-from unimetric.images.table import Split, Table
+from unimetric.images.table import Split, Table, describe_shared
 
 
-def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 0.0, seed: Seed = 0) -> Split:
+def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 0.0, known_classes: bool = False, seed: Seed = 0) -> Split:
     """Published split of a dataset, with test classes disjoint from the training classes.
 
     Validation classes are taken from the training classes, so that settings and the best epoch can
@@ -25,6 +26,8 @@ def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 
         table: Table of the dataset.
         validation: Fraction of the training classes used to select the best epoch instead of for
             training. 0 for none.
+        known_classes: Whether a test class may be a training class, as for a classifier. Results then
+            do not predict those on new classes.
         seed: Seed of the choice of validation classes.
     """
     train, test = np.flatnonzero(table.train), np.flatnonzero(~table.train)
@@ -33,23 +36,24 @@ def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 
         number = len(np.unique(table.labels[rows]))
         if number < 2:
             raise UnimetricError(
-                f"{_name(table)}: a split needs at least 2 {part} classes, got {number}",
+                f"{table.full_name}: a split needs at least 2 {part} classes, got {number}",
                 "check the split of the dataset; for a folder or csv file, set the fraction of training classes with `train=0.5`",
             )
-    both = np.intersect1d(classes, table.labels[test])
-    if len(both):
+    both = describe_shared(table)
+    if both and not known_classes:
         raise UnimetricError(
-            f"{_name(table)}: {len(both):,} of {len(table.class_names):,} classes are in both training and test, "
-            f"the first is `{table.class_names[both[0]]}`",
-            "test classes must differ from training classes; split a folder or csv file by class with `train=0.5`",
+            both,
+            "split a folder or csv file by class with `train=0.5`, or evaluate on known classes with `split=standard(known_classes=True)`",
         )
+    if both:
+        logging.getLogger("unimetric").warning("%s; the test results do not predict those on new classes", both)
     held_out = np.zeros(len(table.class_names), bool)
     if validation:
         wanted = max(2, round(validation * len(classes)))
         eligible = classes[counts >= 2]
         if wanted > min(len(eligible), len(classes) - 2):
             raise UnimetricError(
-                f"{_name(table)}: {wanted} validation classes are too many for {len(classes)} training classes "
+                f"{table.full_name}: {wanted} validation classes are too many for {len(classes)} training classes "
                 f"({len(eligible)} of them with at least two images)",
                 "use a smaller `validation`, or 0 for none; at least two classes must remain for training",
             )
@@ -68,17 +72,15 @@ def _check_queries(table: Table, part: str, rows: np.ndarray) -> None:
     labels, query, gallery = table.labels[rows], table.query[rows], table.gallery[rows]
     if not query.any() or not gallery.any():
         role = "gallery" if query.any() else "query"
-        raise UnimetricError(f"{_name(table)}: at least one {part} image must be a {role} image, got none", f"mark some images as {role}")
+        raise UnimetricError(
+            f"{table.full_name}: at least one {part} image must be a {role} image, got none", f"mark some images as {role}"
+        )
     answers = np.bincount(labels[gallery], minlength=len(table.class_names))[labels] - gallery
     lost = query & (answers == 0)
     if lost.any():
         first = table.class_names[labels[np.flatnonzero(lost)[0]]]
         raise UnimetricError(
-            f"{_name(table)}: each query needs another gallery image of its class, but {lost.sum():,} of {len(rows):,} {part} images "
+            f"{table.full_name}: each query needs another gallery image of its class, but {lost.sum():,} of {len(rows):,} {part} images "
             f"have none, the first of class `{first}`",
             "a test class needs two images; add one, or remove the class",
         )
-
-
-def _name(table: Table) -> str:
-    return " + ".join(name for name in table.source_names if name) or "the dataset"

@@ -17,7 +17,8 @@ def adv(*, size: Count = 224, resize: Count = 256, grayscale: Fraction = 0.2, ji
         Grayscale comes before the jitter, as in their code.
 
     Reference:
-        `adv` of Roth et al. 2020, app. B.
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), section 4.2, "Adv.".
 
     Args:
         size: Side of the crop in pixels.

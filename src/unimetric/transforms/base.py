@@ -14,7 +14,8 @@ def base(
     """Random resized crops with horizontal flips for training, center crops for testing.
 
     Reference:
-        `base` of Roth et al. 2020.
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), section 4.1, "Base" in section 4.2.
 
     Args:
         size: Side of the crop in pixels.

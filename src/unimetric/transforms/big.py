@@ -10,7 +10,8 @@ def big(*, size: Count = 256, resize: Count = 256) -> Recipe:
     """`base` with crops of 256 pixels.
 
     Reference:
-        `big` of Roth et al. 2020, app. B.
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), section 4.2, "Big".
 
     Args:
         size: Side of the crop in pixels.

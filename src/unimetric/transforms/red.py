@@ -10,7 +10,8 @@ def red(*, size: Count = 224, resize: Count = 256) -> Recipe:
     """Resize, random crop of fixed size, horizontal flips.
 
     Reference:
-        `red` of Roth et al. 2020, app. B.
+        Revisiting training strategies and generalization performance in deep metric learning (Roth
+        et al., ICML 2020), section 4.2, "Red.".
 
     Args:
         size: Side of the crop in pixels.
