@@ -10,7 +10,7 @@ QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tes
          tests/test_files.py tests/test_architecture.py --deselect tests/geometry/test_rerank.py \
          --deselect tests/geometry/test_space.py::test_hits_that_do_not_fit_are_searched_again_and_agree
 
-.PHONY: demo quick test check bench docs results browser clean
+.PHONY: demo quick test check wheel bench docs results browser clean
 
 demo: $(VENV)/base            ## train on characters, test on characters that were not trained on
 	$(BIN)/unimetric demo
@@ -26,9 +26,12 @@ check: $(VENV)/ready          ## style, types, imports, every config and the pap
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/unimetric check src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
+	$(BIN)/unimetric check --build src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
 	$(BIN)/python -m unimetric.studies.protocols
 	$(BIN)/python -m unimetric.cli.stubs --check
+
+wheel: $(VENV)/ready          ## build a wheel, install it into another environment, and run the tour there
+	.ci/wheel
 
 bench: $(VENV)/ready          ## compare speed with other libraries; prints ratios
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -127,3 +127,11 @@ def test_what_is_refused() -> None:
         create("backbones", "timm(name='test_resnet', pretrained=True, weights='a.pth')")
     with pytest.raises(UnimetricError, match="`number` must be one of `0`, `1`, `2`, got 7"):
         create("backbones", "efficientnet_lite(number=7)")
+
+
+def test_frozen_patches_are_not_trained():
+    backbone = create("backbones", "timm(name='test_vit', image_size=32, frozen_patches=True)")
+    frozen = {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"network.patch_embed.proj.weight", "network.patch_embed.proj.bias"}
+    with pytest.raises(UnimetricError, match="`frozen_patches` requires a patch embedding, but `test_resnet` has none"):
+        create("backbones", "timm(name='test_resnet', frozen_patches=True)")

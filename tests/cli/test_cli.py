@@ -239,6 +239,14 @@ def test_train_rejects_unreadable_weights(refused, pictures: Path, tmp_path: Pat
     refused("train", *words, "--out", str(tmp_path / "run"), says="absent.pth: no such weights file")
 
 
+def test_train_rejects_weights_without_names(refused, pictures: Path, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pth")
+    words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'numbers.pth'}')")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="numbers.pth: must contain a table of tensors by name")
+
+
 def test_train_rejects_weights_of_other_network(refused, pictures: Path, tmp_path: Path) -> None:
     import timm
     import torch
@@ -329,6 +337,9 @@ def test_evaluate_rejects_invalid_files(refused, capsys, monkeypatch, tmp_path: 
     for wrong in (rows.astype(complex), rows.astype(str), rows[:, :0]):
         np.savez(bad, embeddings=wrong, labels=labels)
         refused("evaluate", str(bad), says="bad.npz: `embeddings` must be")
+    for scale in (1e-300, 1e300):
+        np.savez(bad, embeddings=rows * scale, labels=labels)
+        refused("evaluate", str(bad), says="bad.npz: `embeddings` must be in the range of float32, got ")
     for wrong in (np.array(["yes", "no"] * 4), np.arange(8)):
         np.savez(bad, embeddings=rows, labels=labels, query=wrong)
         refused("evaluate", str(bad), says="bad.npz: `query` must be bool")
@@ -393,13 +404,15 @@ def test_check_accepts_settings_without_a_file(refused, capsys, monkeypatch, tmp
     code, out, err = run(capsys, monkeypatch, "check", "transform=glyphs", "loss=margin(beta=0.6)")
     assert (code, out) == (0, f"settings: good, run {load(transform='glyphs', loss='margin(beta=0.6)').run_id}\n"), err
     refused("check", "loss=circle", "miner=semihard", says="settings: the loss Circle reads Pairs")
+    assert run(capsys, monkeypatch, "check", "objective=mixup", "backbone=timm(name='absent')")[0] == 0  # only a built one tells
+    refused("check", "--build", "backbone=timm(name='absent')", says="settings: timm has no network `absent`")
     refused("check", "--data", "dataset=folder(root='absent')", says="absent` does not exist")
     for name, text, runs in (("a", "seed = 1", ""), ("b", "seed = [1, 2]\nepochs = [2, 3]", "2 runs"), ("c", SEARCH, "2 runs")):
         (tmp_path / f"{name}=1.toml").write_text(text)
         code, out, err = run(capsys, monkeypatch, "check", f"{name}=1.toml", "epochs=5")
         assert code == 0, err
         assert out == f"{name}=1.toml: good, {runs or f'run {load(seed=1, epochs=5).run_id}'}\n"
-    assert "`unimetric/configs/` for runs" in refused("check", "absent", says="absent: no such file")
+    assert "`unimetric configs` lists" in refused("check", "absent", says="absent: no such file")
 
 
 SEARCH = 'loss = "margin(beta={beta})"\nepochs = 2\n[search]\nbeta = {low = 0.5, high = 1.0}\n'

@@ -1,5 +1,6 @@
 import pytest
 
+from unimetric.cli.data import pack
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, create
 
@@ -82,6 +83,14 @@ def test_same_classes_in_both_parts_are_refused_by_the_split(tmp_path, plant):
     assert len(split(read(tmp_path, "train=0.5"), **arguments).train) == 8
 
 
+def test_pack_warns_about_classes_in_both_parts(tmp_path, plant, caplog):
+    plant(tmp_path, [f"{part}/{name}/{number}.jpg" for part in ("train", "test") for name in "abcd" for number in range(2)])
+    pack(f"folder(root={str(tmp_path)!r}, train=0.5)", out=tmp_path / "half.pack")
+    assert not caplog.text
+    pack(f"folder(root={str(tmp_path)!r})", out=tmp_path / "both.pack")
+    assert "4 of 4 classes are in both training and test" in caplog.text and "`train=0.5`" in caplog.text
+
+
 def test_a_class_may_be_called_train(tmp_path, plant):
     plant(tmp_path, [f"{name}/{number}.jpg" for name in ("train", "tram", "bus") for number in range(2)])
     assert read(tmp_path).class_names == ("bus", "train", "tram")
@@ -96,12 +105,33 @@ def test_class_of_one_picture(shoes, caplog):
     assert len(table) == 8 and "the first is `clog`; they are skipped" in caplog.text
 
 
-def test_folders_too_deep_and_empty(tmp_path, plant):
+def test_class_is_the_folder_that_holds_the_images(tmp_path, plant):
     with pytest.raises(UnimetricError, match="has no images in subfolders"):
         read(tmp_path)
-    plant(tmp_path, ["birds/owl/1.jpg"])
-    with pytest.raises(UnimetricError, match=r"birds/owl/1.jpg` is nested too deep"):
+    folders = ("kitchen", "kitchen/cups/red", "kitchen/cups/blue", "bath/towels")
+    plant(tmp_path, [f"{folder}/{number}.jpg" for folder in folders for number in range(2)])
+    table = read(tmp_path)
+    assert table.class_names == ("bath/towels", "kitchen", "kitchen/cups/blue", "kitchen/cups/red")
+    assert table.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert trained(table) == ["bath/towels", "kitchen"]
+    (tmp_path / "seen.txt").write_text("kitchen/cups/red\nkitchen\n")
+    assert trained(read(tmp_path, "train='seen.txt'")) == ["kitchen", "kitchen/cups/red"]
+
+
+def test_nested_classes_within_parts(tmp_path, plant):
+    plant(tmp_path, [f"{part}/{name}/{n}.jpg" for part, name in (("train", "cups/red"), ("test", "bowls/deep")) for n in range(2)])
+    table = read(tmp_path)
+    assert table.class_names == ("bowls/deep", "cups/red") and trained(table) == ["cups/red"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "hint"), [("shop/{part}/{name}", "shop')`"), ("{name}/{part}", "move them to the top"), ("shop/{name}/{part}", "move them")]
+)
+def test_parts_that_are_not_outermost_are_no_classes(tmp_path, plant, layout, hint):
+    plant(tmp_path, [f"{layout.format(part=part, name=name)}/{n}.jpg" for part in ("train", "test") for name in "abcd" for n in range(2)])
+    with pytest.raises(UnimetricError, match="must be the outermost folders") as caught:
         read(tmp_path)
+    assert hint in caught.value.hint
 
 
 def test_root_is_needed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import timm
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from unimetric.arguments import Natural
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._hub import advise_weights, hub_without_waiting
 from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
@@ -29,13 +31,17 @@ class Timm(Backbone):
         PyTorch image models (Wightman, 2019).
 
     Args:
-        name: Model name in timm, such as `resnet50` or `vit_small_patch16_224`.
+        name: Model name in timm, such as `resnet50.tv_in1k`. The tag after the dot selects the weights of
+            `pretrained=True` and their image statistics. Without a tag these are timm's default,
+            `a1_in1k` for `resnet50`.
         pretrained: Whether to download the weights of timm from the hub.
         weights: Path of a local file instead (`.safetensors`, or `.pth` with a plain state dict),
             in the layout of timm, torchvision, DINOv2, OpenAI's CLIP or Hugging Face.
         frozen_batchnorm: Whether BatchNorm keeps its stored statistics, scale and shift (Roth
             et al. 2020).
         train_affine: Whether scale and shift are trained nevertheless (as in their code).
+        frozen_patches: Whether the patch embedding of a transformer is not trained, as in Hyp (Ermolov
+            et al., CVPR 2022).
         stride_first: Whether the stride of a ResNet bottleneck is in its first convolution, as in
             the original Caffe release (He et al. 2015).
         image_size: Side of the images in pixels, for transformers whose position embedding must be
@@ -53,6 +59,7 @@ class Timm(Backbone):
         weights: str = "",
         frozen_batchnorm: bool = False,
         train_affine: bool = False,
+        frozen_patches: bool = False,
         stride_first: bool = False,
         image_size: Natural = 0,
     ) -> None:
@@ -65,13 +72,12 @@ class Timm(Backbone):
         state = read_weights(weights, backbone="timm") if weights else {}
         size: Any = {"img_size": image_size} if image_size else {}
         try:
-            network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
+            with hub_without_waiting() if pretrained else nullcontext():
+                network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except Exception as error:  # no connection, unknown tag or argument: timm and the hub raise many types
             reason = (str(error).splitlines() or [""])[0][:200]
-            raise UnimetricError(
-                f"timm cannot create `{name}`: {type(error).__name__}: {reason}",
-                "`pretrained=True` needs a connection to the hub; use `weights='file.safetensors'` for a local file",
-            ) from None
+            hint = advise_weights(name) if pretrained else "check `name` and `image_size`"
+            raise UnimetricError(f"timm cannot create `{name}`: {type(error).__name__}: {reason}", hint) from None
         self.network = network
         self.channels: int = network.num_features
         self.mean, self.std = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
@@ -85,6 +91,8 @@ class Timm(Backbone):
         self.channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         if stride_first:
             self._move_strides(name)
+        if frozen_patches:
+            self._freeze_patches(name)
         if weights:
             own = self.network.state_dict()
             fill(self.network, self._fit_positions(to_timm(state, own)), weights, layout=recognize(state).name)
@@ -105,6 +113,12 @@ class Timm(Backbone):
 
     def find_stages(self) -> Sequence[nn.Module]:
         return stages_of(self.network)
+
+    def _freeze_patches(self, name: str) -> None:
+        patches = dict(self.network.named_children()).get("patch_embed")
+        if patches is None:
+            raise UnimetricError(f"`frozen_patches` requires a patch embedding, but `{name}` has none", "remove `frozen_patches`")
+        patches.requires_grad_(False)
 
     def _move_strides(self, name: str) -> None:
         blocks: list[Any] = [m for m in self.network.modules() if "conv3" in dict(m.named_children()) and getattr(m, "stride", 1) == 2]

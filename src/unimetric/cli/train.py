@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unimetric.cli.options import Settings, read_overrides
 
+if TYPE_CHECKING:
+    from unimetric.studies.grid import Run
 
-def _load(config: str | None, settings: list[str] | None) -> Any:
-    from unimetric.config import load
+
+def _load(config: str | None, settings: list[str] | None, *, quiet: bool = False) -> Any:
+    """Return the settings of a run: of a config, of a folder of images, or of the demo."""
+    from unimetric.config import load, shipped_configs
 
     words = list(settings or [])
     if config is not None and _is_setting(config):
         words, config = [config, *words], None
-    return load(config, **read_overrides(words, train))
+    overrides = read_overrides(words, train)
+    if config is None and "dataset" not in overrides:
+        from unimetric.training.demo import SETTINGS
+
+        if not quiet:
+            print("no dataset is given, so the settings are those of `unimetric demo`")
+        return load(**SETTINGS | overrides)
+    if config is not None and config not in shipped_configs() and Path(config).is_dir():
+        return _choose(config, overrides, quiet=quiet)
+    return load(config, **overrides)
+
+
+def _choose(root: str, overrides: dict[str, Any], *, quiet: bool) -> Any:
+    """Choose the settings for a folder of images, and print them as a config file."""
+    from unimetric.runs.choices import choose_settings, differing_settings
+
+    run_config, notes = choose_settings(root, overrides)
+    if not quiet:
+        print("\n".join(notes))
+        print(f"\nthe same settings as a config file, to be changed and passed to `unimetric train`:\n\n{differing_settings(run_config)}")
+    return run_config
 
 
 def _is_setting(word: str) -> bool:
@@ -26,7 +50,9 @@ def _is_setting(word: str) -> bool:
 def train(
     config: Annotated[
         str | None,
-        typer.Argument(help="TOML file of a run, or the name of a config in the package (default: built-in settings).", show_default=False),
+        typer.Argument(
+            help="Folder of images, TOML file of a run, or name of a config in the package (default: the demo).", show_default=False
+        ),
     ] = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: `runs/<id>`). An unfinished run there is resumed.")] = None,
@@ -36,13 +62,14 @@ def train(
 
     Examples:
 
+    - `unimetric train images/`
     - `unimetric train glyphs_margin`
     - `unimetric train cub200_margin seed=3 "loss=margin(beta=0.6)" --out runs/a`
     - `unimetric train dataset=cub200 "metrics=recall(k=1); map_at_r"`
     """
     from unimetric.training.loop import train as run
 
-    run_config = _load(config, settings)
+    run_config = _load(config, settings, quiet=quiet)
     folder = out or Path("runs") / run_config.run_id
     best = run(run_config, folder, quiet=quiet)
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
@@ -64,38 +91,44 @@ def check(
         list[str], typer.Argument(help="TOML files or names of configs, and settings as `key=value`.", metavar="CONFIG|KEY=VALUE")
     ],
     data: Annotated[bool, typer.Option(help="Reading of the datasets, too.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Building of every network, loss and sampler, too. Loads torch.")] = False,
 ) -> None:
     """Check the settings of runs and the fit of their components.
+
+    Names, arguments, ranges and the conditions between components are checked from their source, in less than a second.
+    `train` and `bench` build everything, as `--build` does, before an image is read.
 
     Examples:
 
     - `unimetric check cub200_margin glyphs_losses`
-    - `unimetric check --data cub200_margin seed=3`
+    - `unimetric check --build --data cub200_margin seed=3`
     - `unimetric check dataset=cub200 "loss=margin(beta=0.6)"`
     """
     from unimetric.config import load
-    from unimetric.runs.rows import read_table
-    from unimetric.studies.grid import check_runs
+    from unimetric.studies.grid import Run, check_runs
     from unimetric.studies.ranges import is_grid, read_any
-    from unimetric.training.build import check_fit
 
     files: list[str | None] = [word for word in words if not _is_setting(word)]
     overrides = read_overrides([word for word in words if _is_setting(word)], check, axes=bool(files))
     for path in files or [None]:
-        if path is not None and is_grid(path):
-            runs = read_any(path, **overrides)
-            check_runs(runs, path)
-            if data:
-                for config in {(run.config.dataset, run.config.split): run.config for run in runs}.values():
-                    read_table(config)
-            print(f"{path}: good, {len(runs)} runs")
-            continue
-        config = load(path, **overrides)
-        name = path or "settings"
-        check_fit(config, name)
+        several = path is not None and is_grid(path)
+        runs = read_any(path, **overrides) if path is not None and several else [Run(load(path, **overrides), {})]
+        check_runs(runs, path or "settings", build=build and several)
+        if build and not several:
+            from unimetric.training.build import check_fit
+
+            check_fit(runs[0].config, path or "settings")
         if data:
-            read_table(config)
-        print(f"{name}: good, run {config.run_id}")
+            _read_datasets(runs)
+        print(f"{path or 'settings'}: good, {f'{len(runs)} runs' if several else f'run {runs[0].config.run_id}'}")
+
+
+def _read_datasets(runs: list[Run]) -> None:
+    """Read the dataset and the split of each run once."""
+    from unimetric.runs.rows import read_table
+
+    for config in {(run.config.dataset, run.config.split): run.config for run in runs}.values():
+        read_table(config)
 
 
 def demo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Literal
 
 from unimetric.arguments import Fraction
@@ -11,8 +12,9 @@ from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
 
-LAYOUT = "one subfolder per class: CLASS/IMAGE.jpg; or train/CLASS/IMAGE.jpg and test/CLASS/IMAGE.jpg"
+LAYOUT = "one subfolder per class: CLASS/IMAGE.jpg or GROUP/CLASS/IMAGE.jpg; or train/CLASS/IMAGE.jpg and test/CLASS/IMAGE.jpg"
 HELD_OUT = ("test", "val", "valid", "validation")
+PARTS = {"train", *HELD_OUT}
 
 
 def folder(
@@ -26,7 +28,12 @@ def folder(
 
         root/CLASS/IMAGE.jpg                               the first half of the sorted classes trains,
                                                            the rest tests
+        root/GROUP/CLASS/IMAGE.jpg, at any depth           the same; the class is called `GROUP/CLASS`
         root/train/CLASS/IMAGE.jpg, root/test/CLASS/...    the parts are used as named
+
+    A class is the folder that holds images, and its name is the path of that folder within the root
+    or the part: `kitchen/cups/red` for `kitchen/cups/red/1.jpg`. Images directly in `kitchen` are
+    another class.
 
     Without a `test` part, `val`, `valid` or `validation` replaces it; with one, they are skipped.
     Files that do not end like images, hidden files, and images outside a class folder are skipped.
@@ -46,32 +53,48 @@ def folder(
     name = name or base.resolve().name
     files = [path.split("/") for path in pictures(base)]
     files = [path for path in files if len(path) > 1]
-    parts = sorted({path[0] for path in files})
-    only_parts = set(parts) <= {"train", *HELD_OUT}
-    parted = "train" in parts and only_parts and all(len(path) > 2 for path in files)
-    depth = 3 if parted else 2
-    for path in files:
-        if len(path) != depth:
-            raise UnimetricError(f"`{base}/{'/'.join(path)}` is nested too deep", f"the folder `{base}` should hold {LAYOUT}")
-    if parted and train is None:
-        held_out = [part for part in HELD_OUT if part in parts]
-        if not held_out:
-            raise UnimetricError(
-                f"`{base}` has a part `train` and no part `test`", f"add `{base}/test`, or use `train=0.5` to split by class"
-            )
-        for part in held_out[1:]:
-            logging.getLogger("unimetric").warning("folder: `%s/%s` is skipped, because `%s` is the test part", base, part, held_out[0])
-        files = [path for path in files if path[0] in ("train", held_out[0])]
     if not files:
         raise UnimetricError(
             f"`{base}` has no images in subfolders", f"it should hold {LAYOUT}, with files that end in {' '.join(SUFFIXES)}"
         )
-    classes = [path[-2] for path in files]
+    parts = {path[0] for path in files}
+    parted = "train" in parts and parts <= PARTS and all(len(path) > 2 for path in files)
+    if not parted:
+        _check_inner_parts(base, files)
+    by_part = parted and train is None
+    if by_part:
+        files = _select_parts(base, files, parts)
+    classes = ["/".join(path[1:-1] if parted else path[:-1]) for path in files]
     class_names = sorted(set(classes))
-    if parted and train is None:
+    if by_part:
         trains = [path[0] == "train" for path in files]
     else:
         chosen = divide(name, class_names, 0.5 if train is None else train, base)
         trains = [key in chosen for key in classes]
     paths = [f"{base}/{'/'.join(path)}" for path in files]
     return without_singles(tabulate(name, paths, classes, {key: key for key in class_names}, trains), on_single)
+
+
+def _select_parts(base: Path, files: list[list[str]], parts: set[str]) -> list[list[str]]:
+    """Return the files of the training part and of the test part, or of the part that replaces it."""
+    held_out = [part for part in HELD_OUT if part in parts]
+    if not held_out:
+        raise UnimetricError(f"`{base}` has a part `train` and no part `test`", f"add `{base}/test`, or use `train=0.5` to split by class")
+    for part in held_out[1:]:
+        logging.getLogger("unimetric").warning("folder: `%s/%s` is skipped, because `%s` is the test part", base, part, held_out[0])
+    return [path for path in files if path[0] in ("train", held_out[0])]
+
+
+def _check_inner_parts(base: Path, files: list[list[str]]) -> None:
+    """Raise an error if the parts are not the outermost folders: `cup/train` and `cup/test` are not two classes."""
+    for depth in range(1, min(map(len, files)) - 1):
+        found = {path[depth] for path in files}
+        if "train" not in found or len(found) == 1 or not found <= PARTS:
+            continue
+        outer = {"/".join(path[:depth]) for path in files}
+        hint = "move them to the top: train/CLASS/IMAGE.jpg and test/CLASS/IMAGE.jpg"
+        if len(outer) == 1:
+            hint = f"use `folder(root='{base / outer.pop()}')`"
+        raise UnimetricError(
+            f"`{base}/{'/'.join(files[0][: depth + 1])}`: the parts `train` and `test` must be the outermost folders", hint
+        )

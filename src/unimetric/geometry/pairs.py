@@ -96,3 +96,17 @@ def as_pairs(mined: Triplets, pairs: Pairs) -> Pairs:
         return seen.index_put((mined.anchor, columns), mined.valid.to(torch.int32), accumulate=True) > 0
 
     return Pairs(mask(mined.positive) & pairs.positive, mask(mined.negative), pairs.own, pairs.dim)
+
+
+def as_indices(mined: Pairs | Triplets) -> tuple[Int[Tensor, "T"], ...]:
+    """Return the index tensors of pytorch-metric-learning.
+
+    Their lengths depend on the data, so this synchronizes with the device.
+
+    Returns:
+        Anchors, positives and negatives of triplets; or anchors and positives, then anchors and
+        negatives of pairs.
+    """
+    if isinstance(mined, Pairs):
+        return *mined.positive.nonzero(as_tuple=True), *mined.negative.nonzero(as_tuple=True)
+    return mined.anchor[mined.valid], mined.positive[mined.valid], mined.negative[mined.valid]

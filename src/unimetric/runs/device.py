@@ -42,13 +42,15 @@ else:
         VERSION = version("lightning")
 
 
-__all__ = ["VERSION", "CSVLogger", "Fabric", "TensorBoardLogger", "open_fabric"]
+__all__ = ["VERSION", "CSVLogger", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric"]
 
 
 # Lightning and inductor suggest a lower precision of float32 products, which would change results. Silence both:
 # Lightning logs it when it sets up a GPU (`accelerators/cuda.py`), inductor at its first compilation (`compile_fx.py`).
-for name in ("lightning_fabric", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.WARNING)
+def _silence_lightning() -> None:
+    # All of Lightning's packages log through the logger of the one that was imported last.
+    for name in ("lightning_fabric", "lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
@@ -69,8 +71,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
     cuda = torch.cuda.is_available() and accelerator in ("auto", "cuda", "gpu")
     if accelerator in ("cuda", "gpu") and not cuda:
         raise UnimetricError(f"`device = {config.device!r}` requires a CUDA device", "use `device = 'cpu'` or `device = 'auto'`")
-    for name in ("lightning_fabric", "lightning.fabric"):  # it logs the device of every run
-        logging.getLogger(name).setLevel(logging.WARNING)
+    _silence_lightning()
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     try:
         count = int(devices) if devices else 1
@@ -83,6 +84,18 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise UnimetricError(f"cannot open the device: {error}", "check `device`, `precision` and `strategy`") from None
+
+
+def evaluation_batch(config: RunConfig, fabric: Fabric) -> int:
+    """Return the number of images per batch in evaluation.
+
+    On a CPU, a large batch takes no less time than a small one, but its activations take gigabytes.
+
+    Args:
+        config: Settings of the run; see `evaluate_batch`.
+        fabric: Device of the run.
+    """
+    return config.evaluate_batch or (256 if fabric.device.type == "cuda" else 32)
 
 
 def peak_memory(device: torch.device) -> float:

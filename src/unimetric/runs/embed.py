@@ -15,7 +15,7 @@ from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress, Resident, Streamed, View, open_pictures
 from unimetric.images.table import Table
 from unimetric.kinds import Loss
-from unimetric.runs.device import Fabric
+from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.model import place
 from unimetric.spec import create
 
@@ -86,7 +86,7 @@ def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, pr
     options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
     loader = open_pictures(table, device=fabric.device, progress=progress, **options)
     view = View(create("transforms", config.transform))
-    return embed(fabric, model, loader, np.arange(len(table)), view, batch=config.evaluate_batch, progress=progress)
+    return embed(fabric, model, loader, np.arange(len(table)), view, batch=evaluation_batch(config, fabric), progress=progress)
 
 
 def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss | None = None, geometry: str = "") -> Space:
@@ -100,6 +100,18 @@ def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss |
         geometry: Name that replaces the loss's own geometry. Empty for the loss's own.
     """
     points, options = place(embeddings.detach(), loss, geometry)
+    return space_of_points(points, table, rows, **options)
+
+
+def space_of_points(points: Tensor, table: Table, rows: np.ndarray, **options: Any) -> Space:
+    """Build the space of some rows of a table from points that are in their geometry.
+
+    Args:
+        points: One point per row, in their order.
+        table: Table of the images.
+        rows: Indices of the rows.
+        options: Geometry of the points: keyword arguments of `Space`.
+    """
     return Space(
         points,
         torch.from_numpy(table.labels[rows]),
@@ -107,5 +119,8 @@ def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss |
         gallery=table.gallery[rows],
         source=table.source[rows],
         source_names=table.source_names if all(table.source_names) else (),
+        group=table.group[rows],
+        group_rule=table.group_rule,
+        names=[table.paths[row] for row in rows],
         **options,
     )

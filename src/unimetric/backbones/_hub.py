@@ -1,0 +1,58 @@
+"""Weights from a hub: no long wait without a connection, and advice where to put a file instead."""
+
+from __future__ import annotations
+
+import functools
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import timm
+from huggingface_hub import constants
+
+#: Seconds to wait for the hub. Its own client repeats each request of each file for about a minute.
+PATIENCE = 5.0
+
+
+@functools.cache
+def hub_answers(address: str) -> bool:
+    """Return whether a server responds, through the proxies of the environment."""
+    try:
+        urllib.request.urlopen(address, timeout=PATIENCE).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def hub_without_waiting() -> Iterator[None]:
+    """Use only downloaded files of the Hugging Face hub if it does not respond."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not hub_answers(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def advise_weights(name: str) -> str:
+    """Return a hint for a network whose weights cannot be downloaded.
+
+    Args:
+        name: Model name in timm.
+    """
+    try:
+        found = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag after the dot
+        return f"see `timm.list_pretrained('{name.split('.')[0]}*')`"
+    repository = getattr(found, "hf_hub_id", None)
+    if not repository:
+        return f"timm has no downloadable weights for `{name}`; use `weights='file.safetensors'` for a local file"
+    filename = getattr(found, "hf_hub_filename", None) or "model.safetensors"
+    return (
+        f"without a connection, download {constants.ENDPOINT}/{repository}/resolve/main/{filename} on another machine, copy it here, and "
+        f"replace `pretrained=True` by `weights='path/to/{filename}'`; downloaded weights are read from {constants.HF_HUB_CACHE}"
+    )

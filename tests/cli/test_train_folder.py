@@ -1,0 +1,84 @@
+"""`unimetric train images/`: settings by the content of a folder and by the device."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from unimetric.cli.train import _load, train
+from unimetric.config import load
+from unimetric.errors import UnimetricError
+from unimetric.runs.choices import choose_settings
+from unimetric.training.demo import SETTINGS
+
+TINY = ["device=cpu", "transform=base(size=32, resize=36)", "backbone=small(channels=16)", "batch_size=8", "epochs=1", "workers=0"]
+
+
+def draw(root: Path, layout: str, classes: int, *, parts: tuple[str, ...] = ("",), count: int = 4) -> Path:
+    rng = np.random.default_rng(0)
+    for part in parts:
+        for number in range(classes):
+            folder = root / layout.format(part=part, name=f"c{number:02}", group=f"g{number % 2}")
+            folder.mkdir(parents=True)
+            for image in range(count):
+                noise = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8) // 4 + 9 * number
+                Image.fromarray(noise.astype(np.uint8)).save(folder / f"{image}.png")
+    return root
+
+
+def test_train_on_a_folder_prints_an_equivalent_config(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    root = draw(tmp_path / "images", "{group}/{name}", 20)
+    train(str(root), [*TINY, "logger=none"], tmp_path / "run", False)
+    out = capsys.readouterr().out
+    assert "config `laptop`" in out and "80 images of 20 classes" in out
+    assert "32 training images of 8 classes; 2 validation classes; 10 test classes" in out
+    text = out.split("`unimetric train`:\n\n")[1].split("\n\n")[0].partition("training on")[0]
+    settings = tomllib.loads("\n".join(line for line in text.splitlines() if " = " in line))
+    assert load(tmp_path / "run" / "config.toml") == load(**settings)
+    assert settings["loss"] == load("laptop").loss and settings["dataset"].startswith("folder(")
+
+
+def test_classes_in_both_parts_are_split_in_halves(tmp_path: Path) -> None:
+    root = draw(tmp_path, "{part}/{name}", 20, parts=("train", "test"))
+    config, notes = choose_settings(str(root), {"device": "cpu"})
+    assert "train=0.5" in config.dataset and any("half of all classes become test classes" in note for note in notes)
+    assert config.split == "standard(validation=0.2)"
+
+
+def test_training_part_alone_is_split_in_halves(tmp_path: Path) -> None:
+    config, _ = choose_settings(str(draw(tmp_path, "{part}/{name}", 6, parts=("train",))), {"device": "cpu"})
+    assert "train=0.5" in config.dataset
+    assert config.split == "standard"  # three training classes
+
+
+def test_epochs_follow_the_number_of_images(tmp_path: Path) -> None:
+    few, _ = choose_settings(str(draw(tmp_path / "few", "{name}", 4)), {"device": "cpu"})
+    many, _ = choose_settings(str(draw(tmp_path / "many", "{name}", 4, count=600)), {"device": "cpu"})
+    assert (few.epochs, few.evaluate_every, many.epochs) == (20, 5, 5)
+    assert choose_settings(str(tmp_path / "few"), {"device": "cpu", "epochs": 3})[0].epochs == 3
+
+
+def test_gpu_gets_the_foundation_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    root = str(draw(tmp_path, "{name}", 4))
+    assert choose_settings(root, {})[0].backbone == load("foundation").backbone
+    assert choose_settings(root, {"device": "cpu"})[0].backbone == load("laptop").backbone
+
+
+def test_run_folder_is_not_a_folder_of_images(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("seed = 1\n")
+    with pytest.raises(UnimetricError, match="is a run folder"):
+        choose_settings(str(tmp_path), {})
+
+
+def test_without_dataset_the_settings_are_those_of_the_demo(capsys: pytest.CaptureFixture) -> None:
+    config = _load(None, ["seed=3"])
+    assert config == load(**SETTINGS, seed=3) and config.transform == "glyphs"
+    assert "unimetric demo" in capsys.readouterr().out
+    assert _load("dataset=cub200", []).transform == "base"
