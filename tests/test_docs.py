@@ -10,6 +10,7 @@ import pkgutil
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -107,6 +108,9 @@ def test_epochs_of_why_short_runs_mislead() -> None:
             [100 * recall[200] for recall in recalls],
         ]
         for cell, found in zip(cells, values, strict=True):
+            if len(found) > 2 and found is not best:
+                assert cell == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}", label
+                continue
             digits = 0 if found is best else 1
             ends = sorted({f"{value:.{digits}f}" for value in (min(found), max(found))}, key=float)
             assert cell == "\u2013".join(ends), label

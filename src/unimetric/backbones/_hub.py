@@ -48,11 +48,10 @@ def advise_weights(name: str) -> str:
         found = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag after the dot
         return f"see `timm.list_pretrained('{name.split('.')[0]}*')`"
-    repository = getattr(found, "hf_hub_id", None)
-    if not repository:
+    if found is None or not found.hf_hub_id:
         return f"timm has no downloadable weights for `{name}`; use `weights='file.safetensors'` for a local file"
-    filename = getattr(found, "hf_hub_filename", None) or "model.safetensors"
+    filename = found.hf_hub_filename or "model.safetensors"
     return (
-        f"without a connection, download {constants.ENDPOINT}/{repository}/resolve/main/{filename} on another machine, copy it here, and "
+        f"without a connection, download {constants.ENDPOINT}/{found.hf_hub_id}/resolve/main/{filename} on another machine, copy it here, and "
         f"replace `pretrained=True` by `weights='path/to/{filename}'`; downloaded weights are read from {constants.HF_HUB_CACHE}"
     )
