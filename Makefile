@@ -28,6 +28,7 @@ check: $(VENV)/ready          ## style, types, imports, every config and the pap
 	$(BIN)/lint-imports
 	$(BIN)/unimetric check --build src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
 	$(BIN)/python -m unimetric.studies.protocols
+	$(BIN)/python -m unimetric.studies.coverage --check
 	$(BIN)/python -m unimetric.cli.stubs --check
 
 wheel: $(VENV)/ready          ## build a wheel, install it into another environment, and run the tour there
@@ -39,6 +40,7 @@ bench: $(VENV)/ready          ## compare speed with other libraries; prints rati
 docs: $(VENV)/ready           ## write the generated pages, and build the site into site/
 	$(BIN)/python -m unimetric.cli.stubs
 	$(BIN)/python -m tests.parity.table > docs/parity.md
+	$(BIN)/python -m unimetric.studies.coverage
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --clean
 

@@ -45,10 +45,9 @@ def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) 
 
     assert page.locator("table.results tbody tr").count() == 4
     assert page.locator("table.results b").count() == 1
-    assert (
-        page.locator("table.results .paper").first.get_attribute("title") == "Roth et al. 2020, table 2; differs: epochs 4, the paper 150"
-    )
-    assert page.locator("#results .note").count() == 4
+    title = page.locator("table.results .paper").first.get_attribute("title")
+    assert title == "Roth et al. 2020, tables 2 and 4; differs: epochs 4, the paper 150"
+    assert page.locator("#results .note").count() == 5
     for section, plots in (("curves", 3), ("structure", 1), ("spectra", 1)):
         assert page.locator(f"#{section} figure svg").count() == plots
         assert page.locator(f"#{section} svg polyline, #{section} svg circle").count() > 4

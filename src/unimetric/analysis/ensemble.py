@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from unimetric.analysis.evaluate import check_metrics, numbers_of
+from unimetric.analysis.figures._runs import read_labels
 from unimetric.config import RunConfig
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, closest
 from unimetric.geometry import poincare_mean
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
@@ -81,7 +82,7 @@ def ensemble(
     geometry = _geometry(runs, configs)
     losses = [loss_with_geometry(config, model.dim) for config, (_, model) in zip(configs, opened, strict=True)]
     table: Table = create("datasets", configs[0].dataset)  # the same for all runs; splits may differ
-    rows = _rows(runs, configs, table, part)
+    table, rows = _assigned_rows(runs, configs, table, part)
     images = table.take(rows)
     parts: list[Tensor] = []
     for number, (config, (_, model)) in enumerate(zip(configs, opened, strict=True)):
@@ -94,6 +95,43 @@ def ensemble(
         parts.append(embed_all(fabric, config, model, images, progress=report))
     points, options = _mean(parts, losses, geometry, normalise)
     return numbers_of(space_of_points(points, table, rows, **options), list(metrics))
+
+
+def select_runs(places: Sequence[str | Path], labels: Mapping[str, Sequence[str]]) -> list[Path]:
+    """Return run folders, where the folder of a study stands for its runs with some labels.
+
+    Args:
+        places: Run folders, and folders of studies.
+        labels: Accepted labels by axis of the study, such as `{"method": ["PA"]}`. Axes without an entry accept all.
+
+    Raises:
+        UnimetricError: No run of a study has the labels, or one that has them is not finished.
+    """
+    found: list[Path] = []
+    for folder in map(Path, places):
+        if not (folder / "study.json").is_file():
+            if labels:
+                raise UnimetricError(f"{folder}: labels select runs of a study, and this is not its folder", "name the folder of a study")
+            found.append(folder)
+            continue
+        known = read_labels(folder / "study.json")
+        for axis in labels:
+            axes = sorted({name for own in known.values() for name in own})
+            if axis not in axes:
+                raise UnimetricError(f"{folder}: the study has no axis `{axis}`", closest(axis, axes))
+        chosen = [folder / run_id for run_id, own in known.items() if all(own.get(axis) in some for axis, some in labels.items())]
+        if not chosen:
+            wanted = " and ".join(f"{axis} {' or '.join(some)}" for axis, some in labels.items())
+            values = {own[axis] for own in known.values() for axis in labels if axis in own}
+            raise UnimetricError(f"{folder}: no run of the study has {wanted}", f"the labels are {', '.join(sorted(values))}")
+        unfinished = [run for run in chosen if not (run / "done").is_file()]
+        if unfinished:
+            raise UnimetricError(
+                f"{folder}: {len(unfinished)} of {len(chosen)} runs with these labels are not finished, the first is {unfinished[0].name}",
+                "finish the study with `unimetric bench`",
+            )
+        found += chosen
+    return found
 
 
 def _mean(
@@ -125,17 +163,22 @@ def _geometry(runs: Sequence[str | Path], configs: Sequence[RunConfig]) -> str:
     return first
 
 
-def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> np.ndarray:
+def _assigned_rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table, part: str) -> tuple[Table, np.ndarray]:
     """Return the rows of the evaluation, which must be the same for every run.
 
     Each split is made and its images are read once.
+
+    Returns:
+        The table with the queries and the gallery of the first run's split, and the rows.
     """
     found: dict[tuple[str, int, str], np.ndarray] = {}
-    first = None
+    assigned, first = table, None
     for run, config in zip(runs, configs, strict=True):
         key = (config.split, config.seed, config.on_bad_picture)
         if key not in found:
-            found[key], _ = readable(config, table, getattr(make_split(config, table), part, np.zeros(0, np.int64)))
+            split = make_split(config, table)
+            assigned = assigned if found else split.assign(table)
+            found[key], _ = readable(config, table, getattr(split, part, np.zeros(0, np.int64)))
         rows = found[key]
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "use test or train")
@@ -147,4 +190,4 @@ def _rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], table: Table
                 "name runs of one split, or add a setting for all runs, such as `split=standard` or `on_bad_picture=skip`",
             )
     assert first is not None
-    return first
+    return assigned, first

@@ -1,4 +1,7 @@
-"""Text in the formats of the report. Names come from datasets and settings, and may contain anything."""
+"""Text in the formats of the report.
+
+Names come from datasets and settings, and may contain anything.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def for_latex(text: str) -> str:
 
 
 def for_markdown(text: str) -> str:
-    """Return a text for a cell or heading of Markdown, without tags, code spans, links and new columns.
+    """Return a text for a cell or heading of Markdown.
+
+    Tags, code spans, links and column separators are escaped.
 
     >>> for_markdown("a|b <i>")
     'a\\\\|b \\\\<i>'

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
-import warnings
 from typing import Any
 
 import numpy as np
 
+from unimetric.analysis.projection import project
 from unimetric.config import split_metric
 from unimetric.report.folders import Record
 from unimetric.report.numbers import SINGULAR_VALUES, Method, correlations, direction, judges, measured, shift_of, shifts
@@ -80,9 +79,9 @@ def shift_plots(found: list[Method]) -> list[dict[str, Any]]:
 
 
 def correlation_plots(found: list[Method]) -> list[dict[str, Any]]:
-    """Return one scatter plot per structure metric, against the first other metric. Training embeddings come first.
+    """Return one scatter plot per structure metric, against the first other metric.
 
-    Titles contain the embedded images and Pearson's r.
+    Plots of training embeddings come first. Titles contain the embedded images and Pearson's r.
     """
     metrics = measured(found)
     judge = next(iter(judges(metrics)), "")
@@ -193,7 +192,10 @@ def galleries(found: list[Method], most: int) -> tuple[list[dict[str, Any]], dic
 
 
 def _classes(run: Record) -> list[list[Any]]:
-    """Return name, recall@1, number of queries and most similar class of the hardest classes, hardest first."""
+    """Return the hardest classes: name, recall@1, number of queries and most similar class.
+
+    The hardest class comes first.
+    """
     if "class_names" not in run.gallery:
         return []
     columns = [run.gallery[f"class_{key}"][:_CLASSES].tolist() for key in ("names", "recall", "queries", "confused")]
@@ -209,30 +211,3 @@ def _thumbnails(run: Record, store: dict[str, str]) -> list[str]:
         store.setdefault(key, "data:image/jpeg;base64," + base64.b64encode(image).decode())
         keys.append(key)
     return keys
-
-
-def project(embeddings: np.ndarray) -> tuple[str, np.ndarray]:
-    """Project embeddings to two dimensions.
-
-    The projection is UMAP (McInnes et al. 2018) if umap-learn is installed and there are more than 50 points, otherwise the first two
-    principal components.
-
-    Args:
-        embeddings: Embeddings (N, D).
-
-    Returns:
-        Name of the projection, and points (N, 2).
-    """
-    points = embeddings.astype(np.float32)
-    try:
-        umap = importlib.import_module("umap")
-    except ImportError:
-        umap = None
-    if umap is not None and len(points) > 50:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a warning that a fixed seed disables threads
-            return "UMAP", umap.UMAP(metric="cosine", random_state=0).fit_transform(points)
-    centered = points - points.mean(0)
-    _, _, directions = np.linalg.svd(centered, full_matrices=False)
-    points = centered @ directions[:2].T
-    return "PCA", np.pad(points, ((0, 0), (0, 2 - points.shape[1])))

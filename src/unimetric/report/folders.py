@@ -150,7 +150,7 @@ class _Skipped(Exception):
 
 
 def _load(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Return what a function reads from a file; raise an error that names the file if that fails."""
+    """Return what a function reads from a file, or raise an error that names the file."""
     try:
         return read(path)
     # A damaged archive can raise almost anything: errors of zip, zlib, struct and the tokenizer, or no memory for a shape.
@@ -160,7 +160,10 @@ def _load(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def _optional(path: Path, read: Callable[[Path], Any], skipped: list[tuple[Path, str]]) -> Any:
-    """Return what a function reads from a file; an empty dictionary if there is no file, or if it is damaged, which is noted."""
+    """Return what a function reads from a file, or an empty dictionary.
+
+    The dictionary is empty if the file is missing or damaged. A damaged file is added to `skipped`.
+    """
     if not path.exists():
         return {}
     try:
@@ -230,7 +233,10 @@ def _log_line(text: str) -> dict[str, Any]:
 
 
 def _with_parts(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line with metrics of the training images as `train/METRIC`, however they are written."""
+    """Return a line with metrics of the training images as `train/METRIC`.
+
+    Lines of files may also have them as `train: METRIC`.
+    """
     return {"/".join(split_metric(key)) if key.startswith("train:") else key: value for key, value in line.items()}
 
 

@@ -121,9 +121,10 @@ def _method_settings(record: Record) -> dict[str, Any]:
 
 
 def raw_backbones(here: list[Method]) -> list[Method]:
-    """Return the backbones of some methods before training, as methods with one run per distinct result.
+    """Return the backbones of some methods before training, as methods.
 
-    Pretrained weights have one result. Random ones have one per seed.
+    A method has one run per distinct result. Pretrained weights have one result. Random ones have one per
+    seed.
 
     Args:
         here: Methods on one dataset and split.
@@ -144,8 +145,9 @@ def raw_backbones(here: list[Method]) -> list[Method]:
 
 
 def measured(found: list[Method]) -> list[str]:
-    """Return every metric of the runs' test classes, and as `train: METRIC` of their training images, in the order of the files.
+    """Return every metric of the runs, in the order of the files.
 
+    Metrics of the test classes come first. Those of the training images are written as `train: METRIC`.
     Singular values are not among them, because they are drawn as curves.
     """
     names: dict[str, None] = {}
@@ -282,10 +284,11 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
 
 
 def correlations(found: list[Method], metrics: list[str]) -> list[dict[str, Any]]:
-    """Return Pearson's r of every structure metric with every other one, per dataset, as in Roth et al. 2020, figure 5.
+    """Return Pearson's r of every structure metric with every other one, per dataset.
 
-    With several splits, all values are scaled to the range from 0 to 1 within each split, as in Milbich et al. 2021, figure 4.
-    `trends` then has slope and intercept of the least-squares line over all points, and over those of the default split.
+    This is figure 5 of Roth et al. 2020. With several splits, all values are scaled to the range from 0 to 1
+    within each split, as in Milbich et al. 2021, figure 4. `trends` then has slope and intercept of the
+    least-squares line over all points, and over those of the default split.
     """
     rows = []
     for dataset in dict.fromkeys(method.task[0] for method in found):
@@ -299,7 +302,10 @@ def correlations(found: list[Method], metrics: list[str]) -> list[dict[str, Any]
 
 
 def _correlation(here: list[Method], structure: str, judge: str) -> dict[str, Any] | None:
-    """Return r, points, splits and trends of two metrics of methods on one dataset, or None if there is no correlation."""
+    """Return r, points, splits and trends of two metrics on one dataset.
+
+    Returns None if there is no correlation.
+    """
     runs = [(method.name, method.task[1], run) for method in here for run in method.runs]
     runs = [each for each in runs if math.isfinite(each[2].value(structure)) and math.isfinite(each[2].value(judge))]
     values = np.array([(run.value(structure), run.value(judge)) for _, _, run in runs]).reshape(-1, 2)
@@ -323,7 +329,10 @@ def _correlation(here: list[Method], structure: str, judge: str) -> dict[str, An
 
 
 def _scaled(values: np.ndarray, splits: list[str]) -> np.ndarray:
-    """Scale each column to the range from 0 to 1 within each split. NaN in splits in which a column is constant."""
+    """Scale each column to the range from 0 to 1 within each split.
+
+    NaN in splits in which a column is constant.
+    """
     scaled = np.full_like(values, np.nan)
     for split in dict.fromkeys(splits):
         mine = np.array([each == split for each in splits])

@@ -1,4 +1,7 @@
-"""Settings of the papers (`protocols.toml`), and how the settings of a run differ from them. No component is imported."""
+"""Settings of the papers (`protocols.toml`), and how those of a run differ from them.
+
+No component is imported.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,10 @@ def all_arguments(kind: str, text: str) -> dict[str, Any]:
 
 
 def canonical(value: Any) -> Any:
-    """Return a value in a form in which equal ones are equal, whether a list or a tuple, and in any order of arguments."""
+    """Return a value in a form in which equal ones compare as equal.
+
+    Lists equal tuples, and the order of arguments does not matter.
+    """
     if isinstance(value, list | tuple):
         return tuple(map(canonical, value))
     if isinstance(value, str) and value.endswith(")"):

@@ -1,4 +1,7 @@
-"""Values of the papers (`papers.toml`) for the methods of a report, with the settings that differ from the paper's."""
+"""Values of the papers (`papers.toml`) for the methods of a report.
+
+Each comes with the settings that differ from those of the paper.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,11 @@ class Published:
 
 
 def published(method: Method, metric: str) -> Published | None:
-    """Return the value that a paper reports for a method, if there is one, with the settings that differ.
+    """Return the value that a paper reports for a method, with the settings that differ.
 
-    A method is defined by dataset, number of the split, objective, loss, miner and adapter in every argument, and by the
-    architectures of backbone and head. Of several values, the one with the fewest differences is returned.
+    Returns None if there is none. A method is defined by dataset, number of the split, objective, loss, miner
+    and adapter in every argument, and by the architectures of backbone and head. Of several values, the one
+    with the fewest differences is returned.
     """
     run = method.runs[0]
     found: list[Published] = []
@@ -85,17 +89,34 @@ def _rows(datasets: tuple[str, ...], metric: Any) -> list[tuple[dict[str, Any], 
 
 @cache
 def _metric_key(text: str) -> Any:
-    """Return a metric with all its arguments, and the dataset that it is of: `unified` is `unified(k=1)`."""
+    """Return a metric with all its arguments, and its dataset.
+
+    `unified` is `unified(k=1)`.
+    """
     found = re.fullmatch(r"([\w.]+(?:\(.*?\))?)(?:/(.*))?", text)
     return (_complete("metrics", found[1]), found[2]) if found else text
 
 
-def _agrees(method: Method, when: dict[str, Any]) -> bool:
-    """Return whether a method has all settings that a row of a table names."""
-    run = method.runs[0]
+def agrees(run: Record, when: dict[str, Any]) -> bool:
+    """Return whether a run has all settings that a row of a table names.
+
+    Args:
+        run: A run. Only its settings are compared.
+        when: Settings of the table and of the row.
+    """
     if _datasets(run) != parts(when["dataset"]) or not _is_method(run, when):
         return False
     return not any(compare(_config(run), _wanted_by_row(when)))
+
+
+def measures(config: RunConfig, metric: str) -> bool:
+    """Return whether a run computes a metric of a table on its test classes.
+
+    Args:
+        config: Settings of the run.
+        metric: Metric, with `/DATASET` after it if it is of one of several datasets.
+    """
+    return _metric_key(metric)[0] in [_complete("metrics", each) for each in config.test_metrics]
 
 
 def _is_method(run: Record, when: dict[str, Any]) -> bool:
@@ -112,7 +133,7 @@ def _is_method(run: Record, when: dict[str, Any]) -> bool:
 
 @cache
 def _complete(key: str, text: str) -> Any:
-    """Return a component with all its arguments, written or default, in a form that can be compared."""
+    """Return a component with all its arguments, written or default, for comparison."""
     if not text:
         return ""
     try:
@@ -149,7 +170,10 @@ def _split_number(text: str) -> Any:
 
 
 def _wanted_by_row(when: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a row of a table names, except for those that define its method, by argument."""
+    """Return the settings that a row of a table names, by argument.
+
+    Settings that define its method are excluded.
+    """
     wanted: dict[str, Any] = {}
     for key, value in when.items():
         if key not in _IGNORED:
@@ -158,7 +182,7 @@ def _wanted_by_row(when: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(run: Record, when: dict[str, Any], source: str) -> Iterator[str]:
-    """Yield the settings of a run that are not those of a row of a table, or of its paper in general."""
+    """Yield the settings of a run that differ from a row of a table, or from its paper."""
     config, wanted = _config(run), _wanted_by_row(when)
     for protocol in _cited(source):
         general = {key: value for key, (value, _) in wanted_settings(protocol, config).items()}
@@ -170,7 +194,10 @@ def _differences(run: Record, when: dict[str, Any], source: str) -> Iterator[str
 
 
 def _for_row(settings: dict[str, Any], when: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a paper that hold for a row of a table: not those of another component than the row's."""
+    """Return the settings of a paper that hold for a row of a table.
+
+    Settings of another component than the row's do not hold.
+    """
     found: dict[str, Any] = {}
     for key, value in settings.items():
         setting = key.partition(".")[0]

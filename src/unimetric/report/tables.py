@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 from dataclasses import dataclass, field, replace
 
 from unimetric.report.escape import for_csv, for_html, for_latex, for_markdown, one_line
@@ -70,7 +71,7 @@ def results(found: list[Method]) -> list[Results]:
         for number in range(len(here), len(every)):
             name, seeds, cells = rows[number]
             rows[number] = name, seeds if seeds > 1 else 0, [replace(cell, paper=None) for cell in cells]
-        tables.append(Results(*task, metrics, rows, [*_notes(here, metrics), *_paper_notes(rows)]))
+        tables.append(Results(*task, metrics, rows, [*_notes(here, metrics), *_paper_notes(rows), *_epoch_notes(here)]))
     return tables
 
 
@@ -97,6 +98,19 @@ def _paper_notes(rows: list[tuple[str, int, list[Cell]]]) -> list[str]:
             if cell.paper and cell.paper.differs:
                 notes[f"* {name}: {cell.paper.source} has other settings: {'; '.join(cell.paper.differs)}"] = None
     return list(notes)
+
+
+def _epoch_notes(here: list[Method]) -> list[str]:
+    """Return a sentence with the best epochs of methods with several seeds.
+
+    It is the column "max. epoch" of Roth et al. 2020.
+    """
+    parts = []
+    for method in here:
+        epochs = [float(run.best["epoch"]) for run in method.runs if len(run.lines) > 1]
+        if len(epochs) > 1:
+            parts.append(f"{method.name} {statistics.fmean(epochs):.1f} ± {statistics.pstdev(epochs):.1f}")
+    return [f"best epoch, mean and standard deviation over seeds: {'; '.join(parts)}"] if parts else []
 
 
 def _paper_text(paper: Published) -> str:
