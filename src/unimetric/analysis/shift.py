@@ -1,7 +1,8 @@
-"""Scores as the shift grows, of finished runs and of pretrained features: `unimetric shift`."""
+"""Scores of finished runs and pretrained features over growing shift: `unimetric shift`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.curves import ags, change_against_mean, structure_trend
@@ -38,7 +40,7 @@ def shift_report(
     """Compare methods by their scores on splits of growing shift.
 
     Runs that differ only in split and seed are one method, and its seeds are averaged. Features that are
-    not fine-tuned (section 4.4) are an `.npz` file of `unimetric split --features`. They are evaluated on
+    not fine-tuned (section 4.3) are an `.npz` file of `unimetric split --features`. They are evaluated on
     all splits.
 
     Reference:
@@ -51,13 +53,16 @@ def shift_report(
         dataset: Spec string of the dataset of the `.npz` files.
         metrics: Metrics to compare. The runs must have computed them.
         structure: Metrics of the training embeddings, such as `spectral_decay`, to relate to the first
-            metric (section 4.3).
+            metric (section 4.2).
         overrides: Settings for the structure, such as `device`. `geometry` also applies to `.npz` files;
             scores of runs are those of training.
 
     Returns:
-        `methods`, by name: splits, distances, scores, AGS, and the difference from the mean over methods
-        on the splits that all of them have. `structure`: slope and correlation per structure metric.
+        `methods`, by name: splits, distances, scores, their standard deviations over seeds (0 for one seed),
+        AGS, `ags_spread` over seeds, and the difference from the mean over methods on the splits that all of
+        them have. `ags_spread` has the number of seeds with runs on all splits, the standard deviation of
+        their AGS, and `low` and `high`: Student's 95% interval of the mean, or the range for two seeds. It is
+        empty for one seed. `structure`: slope and correlation per structure metric.
     """
     if not metrics:
         raise UnimetricError("`metrics` must name at least one metric", 'name metrics of the runs: `--metrics "recall(k=1)"`')
@@ -87,7 +92,9 @@ def points_of_runs(
     structure: Sequence[str],
     overrides: dict[str, Any],
 ) -> Points:
-    """Read the scores of finished runs, and compute the structure of their training embeddings.
+    """Read the scores of finished runs, and evaluate the structure of their embeddings.
+
+    The structure is that of the training embeddings.
 
     Args:
         folders: Run folders.
@@ -100,18 +107,13 @@ def points_of_runs(
     Raises:
         UnimetricError: A run is not finished, lacks a metric, or belongs to another file of splits.
     """
-    configs = {folder: _settings(folder) for folder in folders}
-    labels = _labels(configs)
+    configs = {folder: finished_config(folder) for folder in folders}
+    warn_of_untrained(folders)
+    labels = method_names(configs)
     points: Points = {}
     for folder, config in configs.items():
-        file, number = _split_of(config, folder)
-        distance = _distance(splits or file, number)
-        if far.setdefault(number, distance) != distance:
-            raise UnimetricError(
-                f"{folder}: split {number} has a distance of {distance:.4g}, but {far[number]:.4g} in another run",
-                "compare only runs of the same file of splits",
-            )
-        values = _scores(folder, metrics)
+        number = split_number(config, folder, far, splits=splits)
+        values = _scores(folder, metrics) | {"seed": float(config.seed)}
         if structure:
             found = evaluate(folder, metrics=list(structure), part="train", **overrides)
             _check_single("--structure", structure, found, "pi_ratio")
@@ -151,14 +153,25 @@ def _check_single(option: str, metrics: Sequence[str], values: dict[str, float],
             raise UnimetricError(f"`{option}` requires metrics with one value, but `{text}` has several", f"use one such as `{example}`")
 
 
-def _settings(folder: Path) -> RunConfig:
+def finished_config(folder: Path) -> RunConfig:
     """Return the settings of a finished run."""
     if not (folder / "done").is_file():
         raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs, and .npz files")
     return load(folder / "config.toml")
 
 
-def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
+def warn_of_untrained(folders: Sequence[Path]) -> None:
+    """Log a warning if the best epoch of some runs is the untrained model.
+
+    Methods that do not learn have equal values, and a figure of them looks like a result.
+    """
+    untrained = sum(read_done(folder)["epoch"] == 0 for folder in folders)
+    if untrained:
+        message = "%d of %d runs are best before training, so their values are those of the untrained model"
+        logging.getLogger("unimetric").warning(message, untrained, len(folders))
+
+
+def method_names(configs: dict[Path, RunConfig]) -> dict[Path, str]:
     """Name the method of each run by the settings that differ, except split and seed."""
     settings = {folder: asdict(config) for folder, config in configs.items()}
     same = NO_RESULT | {"split", "seed"}
@@ -171,20 +184,31 @@ def _labels(configs: dict[Path, RunConfig]) -> dict[Path, str]:
     return {folder: ", ".join(f"{key}={values[key]}" for key in keys) for folder, values in settings.items()}  # values are ambiguous
 
 
-def _split_of(config: RunConfig, folder: Path) -> tuple[str, str]:
-    """Return the file and the number of a run's split."""
+def split_number(config: RunConfig, folder: Path, far: dict[str, float], *, splits: str = "") -> str:
+    """Return the number of a run's split, and record its distance.
+
+    Args:
+        config: Settings of the run.
+        folder: Run folder, for errors.
+        far: Distance of each split, which is filled in.
+        splits: File of splits that replaces the run's own.
+
+    Raises:
+        UnimetricError: The split has no distance, or another one than in an earlier run.
+    """
     found = place_of(config.split)
     if found is None:
         raise UnimetricError(f"{folder}: `split = {config.split!r}` has no distance", "train on splits of `ood(...)` or `published(...)`")
-    return found
-
-
-def _distance(file: str, number: str) -> float:
-    """Return the distance of a split."""
+    file, number = splits or found[0], found[1]
     known = distances(file)
     if number not in known:
         raise UnimetricError(f"{file}: unknown split `{number}`", closest(number, known))
-    return known[number]
+    if far.setdefault(number, known[number]) != known[number]:
+        raise UnimetricError(
+            f"{folder}: split {number} has a distance of {known[number]:.4g}, but {far[number]:.4g} in another run",
+            "compare only runs of the same file of splits",
+        )
+    return number
 
 
 def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:
@@ -198,7 +222,9 @@ def _scores(folder: Path, metrics: Sequence[str]) -> dict[str, float]:
 
 
 def summarize(points: Points, far: dict[str, float], metrics: list[str], structure: list[str]) -> dict[str, Any]:
-    """Average the seeds of each method, and compute AGS, differences from the mean, and trends of structure.
+    """Average the seeds of each method and compare the methods.
+
+    Computes AGS, differences from the mean over methods, and trends of structure.
 
     Args:
         points: Metric values by method and split.
@@ -225,7 +251,9 @@ def summarize(points: Points, far: dict[str, float], metrics: list[str], structu
             "distances": where,
             "runs": [len(found[number]) for number in numbers],
             "scores": scores,
+            "deviations": {key: [_deviation(found[number], key) for number in numbers] for key in metrics},
             "ags": {key: ags(where, values) for key, values in scores.items()} if len(set(where)) > 1 else {},
+            "ags_spread": {key: _ags_spread([found[number] for number in numbers], where, key) for key in metrics},
             "change": {key: dict(zip(shared, values[row].tolist(), strict=True)) for key, values in change.items()},
         }
     trained = [method for method, found in points.items() if _has_structure(found, structure)]
@@ -238,6 +266,29 @@ def _mean(seeds: list[dict[str, float]], key: str) -> float:
     return float(np.mean([values[key] for values in seeds]))
 
 
+def _deviation(seeds: list[dict[str, float]], key: str) -> float:
+    """Return the standard deviation of a metric over seeds, or 0 for one seed."""
+    return float(np.std([values[key] for values in seeds], ddof=1)) if len(seeds) > 1 else 0.0
+
+
+def _ags_spread(splits: Sequence[list[dict[str, float]]], where: Sequence[float], key: str) -> dict[str, float]:
+    """Return number, standard deviation and interval of the AGS of single seeds.
+
+    Only seeds with runs on all splits count.
+    """
+    by_seed = [{values["seed"]: values[key] for values in runs if "seed" in values} for runs in splits]
+    complete = sorted(set.intersection(*(set(values) for values in by_seed)))
+    if len(complete) < 2 or len(set(where)) < 2:
+        return {}
+    areas = [ags(where, [values[seed] for values in by_seed]) for seed in complete]
+    low, high = min(areas), max(areas)
+    deviation = float(np.std(areas, ddof=1))
+    if len(areas) > 2:
+        half = float(stats.t.ppf(0.975, len(areas) - 1)) * deviation / len(areas) ** 0.5
+        low, high = float(np.mean(areas)) - half, float(np.mean(areas)) + half
+    return {"seeds": len(areas), "deviation": deviation, "low": low, "high": high}
+
+
 def _has_structure(found: dict[str, list[dict[str, float]]], structure: Sequence[str]) -> bool:
     """Return whether all values of a method include the structure of training."""
     lines = [line for seeds in found.values() for line in seeds]
@@ -245,16 +296,34 @@ def _has_structure(found: dict[str, list[dict[str, float]]], structure: Sequence
 
 
 def draw_report(path: Path, report: dict[str, Any], metric: str) -> None:
-    """Plot the score against the shift, one line per method (Milbich et al. 2021, fig. 2).
+    """Plot the score against the shift, one line per method.
+
+    Below it is the difference from the mean over methods. Bars are standard deviations over seeds.
+
+    Reference:
+        Fig. 2 of Milbich et al. 2021.
 
     Args:
         path: PNG file to write.
         report: Result of `shift_report`.
         metric: One of its metrics.
     """
-    with Canvas(path, width=7, height=4) as axes:
+    several = len(report["methods"]) > 1
+    with Canvas(path, width=7, height=6.5 if several else 4, rows=1 + several, columns=1) as axes:
         for name, method in report["methods"].items():
-            area = f" (AGS {100 * method['ags'][metric]:.1f})" if method["ags"] else ""
-            axes.plot(method["distances"], [100 * score for score in method["scores"][metric]], "o-", markersize=4, label=f"{name}{area}")
-        axes.set(xlabel="Frechet distance, train to test", ylabel=f"{metric}, %")
-        axes.legend(frameon=False, fontsize="small")
+            spread = method["ags_spread"][metric]
+            error = f" ± {100 * spread['deviation']:.1f}" if spread else ""
+            area = f" (AGS {100 * method['ags'][metric]:.1f}{error})" if method["ags"] else ""
+            bars = 100 * np.array(method["deviations"][metric])
+            style: dict[str, Any] = {"fmt": "o-", "markersize": 4, "capsize": 3, "label": f"{name}{area}"}
+            axes[0, 0].errorbar(method["distances"], 100 * np.array(method["scores"][metric]), bars, **style)
+            shared = [place for place, number in enumerate(method["splits"]) if number in method["change"][metric]]
+            if several and shared:
+                change = [100 * method["change"][metric][method["splits"][place]] for place in shared]
+                axes[1, 0].errorbar([method["distances"][place] for place in shared], change, bars[shared], **style)
+        axes[0, 0].set(ylabel=f"{metric}, %")
+        axes[0, 0].legend(frameon=False, fontsize="small")
+        if several:
+            axes[1, 0].axhline(0, color="grey", linewidth=0.8)
+            axes[1, 0].set(ylabel="difference from the mean, points")
+        axes[-1, 0].set(xlabel="Frechet distance, train to test")

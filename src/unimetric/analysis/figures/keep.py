@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unimetric.analysis.canvas import Canvas
+from unimetric.analysis.figures._runs import expand_studies
 from unimetric.config import load
 from unimetric.errors import UnimetricError
 from unimetric.runs.folder import read_done
@@ -19,7 +20,7 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         Fig. 7 of PUMA (Kim et al. 2023).
 
     Args:
-        runs: Finished run folders with different values of the adapter's `keep`.
+        runs: Folder of a study, or finished run folders, with different values of the adapter's `keep`.
         out: PNG file.
         metrics: Metrics of the best epoch. Defaults to those that all runs have.
 
@@ -27,7 +28,7 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         Metric values by keep probability.
     """
     found: dict[float, dict[str, float]] = {}
-    for run in runs:
+    for run in expand_studies(runs):
         config = load(Path(run) / "config.toml")
         if not config.adapter or not (Path(run) / "done").is_file():
             raise UnimetricError(f"{run}: not a finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")

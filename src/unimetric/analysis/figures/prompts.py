@@ -12,7 +12,7 @@ from jaxtyping import Float
 from unimetric.analysis.canvas import Canvas
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import View, open_pictures
-from unimetric.runs.device import open_fabric
+from unimetric.runs.device import evaluation_batch, open_fabric
 from unimetric.runs.folder import open_run
 from unimetric.runs.rows import read_table, readable
 from unimetric.spec import create
@@ -47,7 +47,7 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
         rows = rows[np.linspace(0, len(rows) - 1, min(pictures, len(rows))).astype(np.int64)]
         options: dict[str, Any] = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
         opened = open_pictures(table.take(rows), device=fabric.device, **options)
-        view, batch = View(create("transforms", config.transform)), config.evaluate_batch
+        view, batch = View(create("transforms", config.transform)), evaluation_batch(config, fabric)
         chunks = [np.arange(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
         total = torch.zeros(model.backbone.pool_size, device=fabric.device)
         with torch.inference_mode(), fabric.autocast():

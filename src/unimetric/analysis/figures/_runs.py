@@ -1,0 +1,129 @@
+"""Finished runs of studies, with their labels and metric values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from unimetric.analysis.few_shot import study_runs
+from unimetric.analysis.shift import finished_config, method_names, warn_of_untrained
+from unimetric.config import RunConfig, better
+from unimetric.errors import UnimetricError, closest
+from unimetric.runs.folder import read_done
+from unimetric.spec import parse
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A finished run.
+
+    Args:
+        folder: Run folder.
+        config: Settings.
+        labels: Labels in its study, by axis. Without a study, `method` has the settings that differ.
+        values: Test metrics of the best epoch.
+        lower: Metrics whose lower values are better.
+    """
+
+    folder: Path
+    config: RunConfig
+    labels: dict[str, str]
+    values: dict[str, float]
+    lower: frozenset[str]
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """Dataset and split."""
+        return self.config.dataset, self.config.split
+
+    def name(self, without: Iterable[str] = ()) -> str:
+        """Return the labels that name its method.
+
+        These are all labels except those of the seed, the dataset and the split.
+
+        Args:
+            without: Further axes to exclude.
+        """
+        left_out = {"seed", "dataset", "split", *without}
+        return ", ".join(label for axis, label in self.labels.items() if axis not in left_out) or "all"
+
+
+def expand_studies(places: Sequence[str | Path]) -> list[Path]:
+    """Return run folders, with the finished runs of a study in place of its folder.
+
+    Args:
+        places: Run folders, and folders of studies.
+    """
+    return [folder for place in map(Path, places) for folder in study_runs(place) or [place]]
+
+
+def read_finished(places: Sequence[str | Path]) -> list[FinishedRun]:
+    """Read finished runs, and those in the folders of studies.
+
+    Logs a warning if the best epoch of some runs is the untrained model.
+
+    Args:
+        places: Run folders, and folders of studies.
+
+    Raises:
+        UnimetricError: A folder has no finished run.
+    """
+    folders = list(dict.fromkeys(expand_studies(places)))
+    configs = {folder: finished_config(folder) for folder in folders}
+    studies = {parent: read_labels(parent / "study.json") for parent in dict.fromkeys(folder.resolve().parent for folder in folders)}
+    runs = []
+    for parent, labels in studies.items():
+        order = {run_id: number for number, run_id in enumerate(labels)}
+        here = [folder for folder in folders if folder.resolve().parent == parent]
+        for folder in sorted(here, key=lambda folder: order.get(configs[folder].run_id, len(order))):
+            line = read_done(folder)
+            values = {key.removeprefix("test/"): float(value) for key, value in line.items() if key.startswith("test/")}
+            lower = frozenset(line.get("lower_is_better", ()))
+            runs.append(FinishedRun(folder, configs[folder], labels.get(configs[folder].run_id, {}), values, lower))
+    warn_of_untrained(folders)
+    if any(not run.labels for run in runs):  # not all are of a study
+        names = method_names(configs)
+        runs = [replace(run, labels={"method": names[run.folder], "seed": str(run.config.seed)}) for run in runs]
+    return runs
+
+
+def read_labels(path: Path) -> dict[str, dict[str, str]]:
+    """Return the labels of each run of a study, in the order of its grid.
+
+    Empty without a study.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {run_id: {str(axis): str(label) for axis, label in labels.items()} for run_id, labels in found.items()}
+    except (ValueError, AttributeError):
+        raise UnimetricError(f"{path}: must contain the labels of each run", "run `unimetric bench` again, which writes the file") from None
+
+
+def judging_metrics(runs: Sequence[FinishedRun], wanted: Sequence[str] = ()) -> list[str]:
+    """Return the metrics that all runs have and for which higher or lower is better.
+
+    Args:
+        runs: Finished runs.
+        wanted: Metrics to use instead, which all runs must have.
+    """
+    for metric in wanted:
+        for run in runs:
+            if metric not in run.values:
+                raise UnimetricError(f"{run.folder}: the run has no value of `{metric}`", closest(metric, run.values))
+    if wanted:
+        return list(wanted)
+    return [metric for metric in runs[0].values if _judges(metric) and all(metric in run.values for run in runs)]
+
+
+def _judges(key: str) -> bool:
+    """Return whether higher or lower values of a metric are better.
+
+    A metric with an inner metric is judged by that one.
+    """
+    end = key.rfind(")") + 1
+    text = key[:end] if end else key.partition("/")[0]
+    return "." in parse(text).name or better(text) != "neither"
