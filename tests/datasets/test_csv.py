@@ -134,3 +134,26 @@ def test_no_file_no_text_no_lines(tmp_path):
     (tmp_path / "empty.csv").write_text("path,label\n")
     with pytest.raises(UnimetricError, match="no images are listed"):
         read(tmp_path / "empty.csv")
+
+
+@pytest.mark.parametrize("column", ["group", "camera", "sequence", "encounter", "date"])
+def test_groups_of_images(roles, column):
+    lines = roles.read_text().splitlines()
+    values = ["", "", "", "", "c1", "c2", "c1", " c1 ", "c2"]
+    roles.write_text("\n".join([f"{lines[0]},{column}", *(f"{line},{value}" for line, value in zip(lines[1:], values, strict=True))]))
+    table = read(roles)
+    assert table.group_names == ("c1", "c2") and table.group.tolist() == [-1] * 4 + [0, 1, 0, 0, 1]
+    assert table.group_rule == "class" and read(roles, "group_rule='group'").group_rule == "group"
+    assert not read(roles, "group=''").group_names
+    assert read(roles, "group='label'").group_names == ("ant", "bee", "cat", "cow", "elk")
+    with pytest.raises(UnimetricError, match="no column `camra`"):
+        read(roles, "group='camra'")
+
+
+def test_first_of_several_group_columns_is_used(plain):
+    lines = plain.read_text().splitlines()
+    plain.write_text(
+        "\n".join([f"{lines[0]},date,camera", *(f"{line},2020-01-0{row + 1},c{row % 2}" for row, line in enumerate(lines[1:]))])
+    )
+    assert read(plain).group_names == ("c0", "c1")
+    assert len(read(plain, "group='date'").group_names) == 8

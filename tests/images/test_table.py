@@ -81,3 +81,15 @@ def test_split_holds_row_numbers():
     split = Split([0, 1], [], [2])
     assert [part.dtype for part in (split.train, split.validation, split.test)] == [np.int64] * 3
     assert len(split.validation) == 0
+
+
+def test_groups_are_taken_and_united_without_collision():
+    one = table("one", group=[0, 1, -1, 0, 1], group_names=("c1", "c2"), group_rule="group")
+    both = union([table("none"), one, table("two", group=[0] * 5, group_names=("c1",), group_rule="group")])
+    assert both.group.tolist() == [-1] * 5 + [0, 1, -1, 0, 1] + [2] * 5 and both.group_names == ("c1", "c2", "c1")
+    assert both.group_rule == "group" and one.take([4, 0]).group.tolist() == [1, 0]
+    assert table().group.tolist() == [-1] * 5
+    with pytest.raises(UnimetricError, match="same group rule"):
+        union([one, table("two", group=[0] * 5, group_names=("c1",))])
+    with pytest.raises(ValueError, match="indices into group_names"):
+        table(group=[0] * 5)

@@ -197,7 +197,7 @@ class GlobalTokens:
 def embed_global(
     fabric: Fabric, config: RunConfig, model: Model, images: TestImages, supports: Sequence[np.ndarray], *, crops: int, seed: int
 ) -> GlobalTokens:
-    """Pass each test image, and the random crops of each support image, through the backbone once.
+    """Pass each test image and the crops of each support image through the backbone once.
 
     Args:
         fabric: Device of the run.
@@ -237,7 +237,7 @@ def embed_global(
 
 
 def evaluate_episode(images: TestImages, support: np.ndarray, *, zero: Tensor, few: Tensor, metrics: Sequence[str]) -> dict[str, float]:
-    """Compute metrics before and after tuning on the test images that are not in the support set.
+    """Compute metrics before and after tuning on the test images outside the support set.
 
     Args:
         images: Test images.
@@ -304,7 +304,9 @@ def _read_published(config: RunConfig, table: Table, shots: int, seed: int) -> l
 
 
 def last_layers(head: Head) -> list[str]:
-    """Return the names of the linear layers that make the embedding: the last one, or one per branch.
+    """Return the names of the linear layers that make the embedding.
+
+    These are the last layer, or one layer per branch.
 
     Args:
         head: Head of the run.
@@ -396,7 +398,7 @@ def _draw_crops(batches: np.ndarray, crops: int, seed: int) -> np.ndarray:
 
 
 def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
-    """Return the mean, and the half width of its confidence interval by Student's t (Student 1908).
+    """Return the mean and the half width of its Student's t interval (Student 1908).
 
     Args:
         values: One value per episode, at least two.
@@ -416,7 +418,10 @@ def _embed_tokens(head: nn.Module, tokens: Float[Tensor, "B C"]) -> Float[Tensor
 
 
 def _check_global(model: Model, images: Float[Tensor, "B 3 H W"]) -> None:
-    """Raise an error if the head reads more than the global token, the only one that is stored."""
+    """Raise an error if the head reads more than the global token.
+
+    Only the global token is stored.
+    """
     with torch.inference_mode():
         tokens = model.backbone(images).float()
         try:

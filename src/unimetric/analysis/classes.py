@@ -1,4 +1,4 @@
-"""Results of each class: recall@1, number of queries, and the class that its queries find most often instead."""
+"""Results of each class: recall@1, number of queries, and most frequent wrong class."""
 
 from __future__ import annotations
 

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import asdict
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from unimetric.analysis.calibrate import check_threshold
+from unimetric.analysis.classes import results_by_class
 from unimetric.config import RunConfig, check_part, from_settings
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, closest
 from unimetric.files import read_arrays, write_arrays
 from unimetric.geometry.rerank import check_rerank, reranked
-from unimetric.geometry.space import Space
+from unimetric.geometry.space import GROUP_RULES, Space
+from unimetric.images.duplicates import describe_duplicates
 from unimetric.images.loading import Progress
+from unimetric.images.table import Table
 from unimetric.metrics import interval, measure
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
-from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.folder import check_own_images, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.rows import read_table, readable
+
+#: Callback with the results of each class.
+PerClass = Callable[[list[dict[str, Any]]], None]
 
 
 def evaluate(
@@ -33,6 +42,10 @@ def evaluate(
     rerank: bool = False,
     level: float = 0.0,
     save: str | Path | None = None,
+    per_class: PerClass | None = None,
+    group_rule: str = "",
+    duplicates: bool = False,
+    note: Callable[[str], None] | None = None,
     progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, float]:
@@ -44,7 +57,12 @@ def evaluate(
         part: Rows of the split: `test`, `validation` or `train`.
         rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
         level: Level of confidence intervals, such as 0.95; 0 for none.
-        save: Path of an `.npz` file for embeddings and labels.
+        save: Path of an `.npz` file for embeddings, labels, class names and paths of the images.
+        per_class: Callback with the recall@1 of each class, hardest first, as in `results_by_class`.
+        group_rule: Gallery images of its group that a query does not find: `class`, `group` or `none`; see
+            `Space`. Defaults to the rule of the dataset.
+        duplicates: Whether to read the training images as well, and to warn if more than 1 % of the queries have a near-duplicate there.
+        note: Callback with a sentence about the stored threshold of a run (`calibrate`) on its test classes.
         progress: Callback with (done, all).
         overrides: Settings that may differ from training, such as `dataset`, `device`, or test-time
             arguments of the head: `head="diva(weights=(0.5, 1.5, 1.5, 1.5))"`. With settings, any of them.
@@ -53,6 +71,8 @@ def evaluate(
         Metric values by spec string.
     """
     check_metrics(metrics, level)
+    if group_rule and group_rule not in GROUP_RULES:
+        raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
     if save is not None and not Path(save).name:
         raise UnimetricError(f"`--save` must be a file, got the folder {save}", "use `--save embeddings.npz`")
     if isinstance(run, RunConfig):
@@ -64,19 +84,42 @@ def evaluate(
     loss = loss_with_geometry(config, model.dim)
     fabric = open_fabric(config)
     table, split = read_table(config)
+    table = replace(table, group_rule=group_rule or table.group_rule)
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "use test, train, or validation with `split=standard(validation=0.2)`")
     rows, _ = readable(config, table, getattr(split, part), progress=progress)
+    if not isinstance(run, RunConfig):
+        check_own_images(run, config, table, {part: rows})
     if rerank:
         check_rerank(len(rows))
     embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
+    names = [table.class_names[label] for label in table.labels[rows]]
     if save is not None:
-        file = Path(save).with_name(Path(save).name.removesuffix(".npz") + ".npz")
-        kept = {"labels": table.labels[rows], "query": table.query[rows], "gallery": table.gallery[rows]}
-        write_arrays(file, embeddings=embeddings.cpu().numpy(), **kept)
+        _save(Path(save), embeddings, table.take(rows), names)
+    if duplicates:
+        _warn(describe_duplicates(table, rows[table.query[rows]], split.train, progress=progress) if part != "train" else "")
     space = space_of(embeddings, table, rows, loss=loss, geometry=config.geometry)
+    if note is not None and part == "test" and not isinstance(run, RunConfig) and (text := check_threshold(run, space)):
+        note(text)
     own = (config.train_metrics if part == "train" else []) or config.test_metrics
-    return numbers_of(space, list(metrics) or own, rerank=rerank, level=level)
+    return numbers_of(space, list(metrics) or own, rerank=rerank, level=level, names=names, per_class=per_class)
+
+
+def _save(path: Path, embeddings: Tensor, table: Table, names: list[str]) -> None:
+    """Write embeddings and the table of their images to an `.npz` file.
+
+    The file has their labels, roles and groups, and the names and paths of the images.
+    """
+    write_arrays(
+        path.with_name(path.name.removesuffix(".npz") + ".npz"),
+        embeddings=embeddings.cpu().numpy(),
+        labels=table.labels,
+        query=table.query,
+        gallery=table.gallery,
+        group=table.group,
+        names=np.array(names),
+        paths=np.array(table.paths),
+    )
 
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
@@ -87,7 +130,15 @@ def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
         raise UnimetricError(f"`level` must be at least 0 and below 1, got {level}", "use 0.95, or 0 for no intervals")
 
 
-def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level: float = 0.0) -> dict[str, float]:
+def numbers_of(
+    space: Space,
+    metrics: list[str],
+    *,
+    rerank: bool = False,
+    level: float = 0.0,
+    names: Sequence[str] = (),
+    per_class: PerClass | None = None,
+) -> dict[str, float]:
     """Compute metrics of a space.
 
     With a level, a metric that is a mean over queries also has the ends of its confidence interval, as `NAME/from` and `NAME/to`.
@@ -97,38 +148,76 @@ def numbers_of(space: Space, metrics: list[str], *, rerank: bool = False, level:
         metrics: Metric spec strings.
         rerank: Whether neighbors are re-ranked first.
         level: Level of confidence intervals; 0 for none.
+        names: Name of the class of each row, for `per_class`.
+        per_class: Callback with the recall@1 of each class, hardest first.
 
     Returns:
         Metric values by spec string.
     """
+    if 0 < space.unmatched < space.queries:
+        _warn(_describe_unmatched(space))
     space = reranked(space) if rerank else space
     numbers = measure(space, metrics)
     for text in metrics if level else []:
         with contextlib.suppress(UnimetricError):  # a metric of the whole space has no interval
             numbers[f"{text}/from"], numbers[f"{text}/to"] = interval(space, text, level=level)
+    if per_class is not None:
+        per_class(results_by_class(space, names))
     return numbers
 
 
+def _warn(text: str) -> None:
+    if text:
+        logging.getLogger("unimetric").warning("%s", text)
+
+
+def _describe_unmatched(space: Space) -> str:
+    """Return a sentence about the queries that no mean over queries includes."""
+    text = f"{space.unmatched:,} of {space.queries:,} queries have no match in the gallery; means over queries do not include them"
+    if not len(space.lost):
+        return text
+    return f"{text}; {len(space.lost):,} of them lose every match to the group rule `{space.group_rule}`"
+
+
 def check_rows(path: str | Path, embeddings: np.ndarray) -> None:
-    """Raise an error unless the embeddings of a file are a table of real numbers."""
+    """Raise an error unless the embeddings are a table of real numbers that fit float32."""
     if embeddings.dtype.kind not in "fiub" or embeddings.ndim != 2 or not embeddings.size:
         raise UnimetricError(
             f"{path}: `embeddings` must be real numbers of shape (N, D), got {embeddings.dtype} {embeddings.shape}",
             "save one row per image",
         )
+    with np.errstate(over="ignore", under="ignore"):
+        single = embeddings.astype(np.float32)
+    lost = (np.isinf(single) & np.isfinite(embeddings)).any(1) | (embeddings.any(1) & ~single.any(1))
+    if lost.any():
+        row = int(lost.argmax())
+        raise UnimetricError(
+            f"{path}: `embeddings` must be in the range of float32, got {np.abs(embeddings[row]).max():.3g} in row {row}",
+            "scale all of them: `embeddings / np.abs(embeddings).max()`",
+        )
 
 
 def evaluate_file(
-    path: str | Path, *, metrics: list[str] | tuple[str, ...] = (), rerank: bool = False, level: float = 0.0, geometry: str = ""
+    path: str | Path,
+    *,
+    metrics: list[str] | tuple[str, ...] = (),
+    rerank: bool = False,
+    level: float = 0.0,
+    geometry: str = "",
+    group_rule: str = "",
+    per_class: PerClass | None = None,
 ) -> dict[str, float]:
     """Evaluate saved embeddings.
 
     Args:
-        path: `.npz` file with `embeddings` (N, D), `labels` (N,), and optionally the masks `query` and `gallery` (N,).
+        path: `.npz` file with `embeddings` (N, D), `labels` (N,), and optionally the masks `query` and `gallery` (N,), the groups
+            `group` (N,) (integers, -1 for none, or names) and the class names `names` (N,).
         metrics: Metric spec strings. Defaults to recall@1.
         rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
         level: Level of confidence intervals, such as 0.95; 0 for none.
         geometry: `cosine` (default), `euclidean` or `inner`.
+        group_rule: Gallery images of its group that a query does not find: `class` (default), `group` or `none`.
+        per_class: Callback with the recall@1 of each class, hardest first.
 
     Returns:
         Metric values by spec string.
@@ -153,5 +242,10 @@ def evaluate_file(
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # labels may be strings
     embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # from any byte order
     points, options = place(embeddings, None, geometry)
-    space = Space(points, torch.from_numpy(labels), query=arrays.get("query"), gallery=arrays.get("gallery"), **options)
-    return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level)
+    roles: dict[str, Any] = {key: arrays.get(key) for key in ("query", "gallery", "group")}
+    if roles["group"] is not None and roles["group"].dtype.kind == "U":
+        roles["group"] = np.unique(roles["group"], return_inverse=True)[1]
+    space = Space(points, torch.from_numpy(labels), group_rule=group_rule or "class", **roles, **options)
+    own = arrays.get("names", arrays["labels"])
+    names = list(map(str, own if own.shape == arrays["labels"].shape else arrays["labels"]))
+    return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level, names=names, per_class=per_class)

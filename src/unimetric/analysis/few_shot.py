@@ -1,4 +1,4 @@
-"""Few-shot adaptation of every run of a study, over growing shift: `unimetric adapt STUDY`."""
+"""Few-shot adaptation of the runs of a study over growing shift: `unimetric adapt STUDY`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def adapt_study(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Adapt all runs of a study to a few images per test class, and compare methods over the shift.
+    """Adapt all runs of a study to a few images per test class, and compare methods.
 
-    Runs that differ only in split and seed are one method, and its seeds are averaged. A result that is
-    already in a run folder, with the same settings, is read instead of computed.
+    Methods are compared over the shift of the splits. Runs that differ only in split and seed are one method,
+    and its seeds are averaged. A result that is already in a run folder, with the same settings, is read
+    instead of computed.
 
     Reference:
         Characterizing generalization under out-of-distribution shifts in deep metric learning
@@ -94,7 +95,9 @@ def _stored(folder: Path, shots: int, keys: Sequence[str], settings: dict[str, A
 
 
 def draw_few_shot(path: Path, methods: dict[str, Any], metric: str) -> None:
-    """Plot a score against the shift, before (dashed) and after adaptation (Milbich et al. 2021, fig. 7).
+    """Plot a score against the shift, before (dashed) and after adaptation.
+
+    As in Milbich et al. 2021, figure 7.
 
     Args:
         path: PNG file to write.

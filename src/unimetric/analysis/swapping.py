@@ -1,4 +1,4 @@
-"""Make splits of growing distance by swapping and removing classes, and choose some of them."""
+"""Make splits of growing distance by swapping and removing classes, and select some."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _first_free(order: np.ndarray, recent: deque[int]) -> int | None:
 
 
 def removed(shift: ClassShift, start: Step, *, classes: int = 2, least: float = 0.5) -> Iterator[Step]:
-    """Yield splits that grow harder by removing the classes of each side closest to the other side's mean.
+    """Yield splits that grow harder by removing the classes closest to the other side's mean.
 
         of the train classes, those with the least  |c - mu_test|  are removed, and
         of the test classes, those with the least   |c - mu_train|
@@ -156,10 +156,11 @@ def removed(shift: ClassShift, start: Step, *, classes: int = 2, least: float = 
 
 
 def scripted_removal(shift: ClassShift, start: Step, *, classes: int = 2, history: int = 5, count: int = 35) -> Iterator[Step]:
-    """Yield splits by the removal rule of the authors' script, which made the published splits.
+    """Yield splits by the removal rule of the authors' script.
 
-    Each step selects classes as `swapped` does, by the difference of two distances and without recent
-    positions. It swaps them if that lowers the distance, and otherwise removes them.
+    The script made the published splits. Each step selects classes as `swapped` does, by the difference of
+    two distances and without recent positions. It swaps them if that lowers the distance, and otherwise
+    removes them.
 
     Differs from the paper:
         In the text, classes are selected by their distance to the other side's mean alone, and always
@@ -198,7 +199,10 @@ def scripted_removal(shift: ClassShift, start: Step, *, classes: int = 2, histor
 
 
 def _pairs(orders: tuple[np.ndarray, np.ndarray], count: int, recent: tuple[deque[int], deque[int]]) -> list[tuple[int, int]] | None:
-    """Select positions of both sides in their order and add them to the recent ones; None if none is free."""
+    """Select positions of both sides in their order and add them to the recent ones.
+
+    Returns None if one of the sides has no free position.
+    """
     found = []
     for turn in range(count):
         first, second = (_first_free(order[turn:], passed) for order, passed in zip(orders, recent, strict=True))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli import data, deploy, measure, study, train
+from unimetric.cli import data, deploy, measure, study, threshold, train
 from unimetric.cli.options import Command
 from unimetric.errors import FULL_DISK, Interrupted, UnimetricError
 
@@ -92,6 +92,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {"demo": train.demo, "check": train.check, "train": train.train},
     "Measure": {
         "evaluate": measure.evaluate,
+        "calibrate": threshold.calibrate,
         "explain": measure.explain_,
         "adapt": measure.adapt,
         "transfer": measure.transfer,

@@ -1,6 +1,7 @@
-"""Catalogue of the components and settings, read from docstrings and signatures without importing torch.
+"""Catalogue of the components and settings.
 
-`unimetric list` shows it. `docs/papers.md` and `docs/settings.md` are made of it.
+It is read from docstrings and signatures without importing torch. `unimetric list` shows it. `docs/papers.md`
+and `docs/settings.md` are made of it.
 """
 
 from __future__ import annotations

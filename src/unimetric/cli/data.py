@@ -69,7 +69,7 @@ def _describe(console: Console, kind: str, name: str) -> None:
 
 
 def _print_records(console: Console, rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Print arguments or settings: name, default and allowed values on one line, and the meaning below."""
+    """Print arguments or settings: name, default and allowed values, with the meaning below."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -11,7 +11,6 @@ import typer
 
 from unimetric.cli.options import Settings, read_overrides
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import write_text
 
 
 def _specs(text: str, option: str = "--metrics") -> list[str]:
@@ -27,7 +26,7 @@ def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[
         raise UnimetricError(f"`{option}` must be numbers separated by commas, got `{words}`", f"use `{option} {_LIKE[option]}`") from None
 
 
-_LIKE = {"--prototypes": "0,5,9", "--targets": "10,50,90"}
+_LIKE = {"--prototypes": "0,5,9", "--targets": "0.5,1,2,3"}
 
 
 def _check_json_path(out: Path) -> None:
@@ -38,6 +37,8 @@ def _check_json_path(out: Path) -> None:
 
 def _write_json(out: Path | None, found: Any) -> None:
     if out is not None:
+        from unimetric.files import write_text  # loads numpy
+
         write_text(out, json.dumps(found, indent=1))
 
 
@@ -49,26 +50,34 @@ def evaluate(
     rerank: Annotated[bool, typer.Option("--rerank", help="k-reciprocal re-ranking of the neighbors.")] = False,
     level: Annotated[float, typer.Option(help="Level of confidence intervals, such as 0.95; 0 for none.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
-    save: Annotated[Path | None, typer.Option(help=".npz file for embeddings and labels.")] = None,
+    save: Annotated[Path | None, typer.Option(help=".npz file for embeddings, labels, class names and paths.")] = None,
     explain: Annotated[bool, typer.Option(help="Explanation of each metric.")] = False,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Recall@1 of each class: the hardest, and all in the JSON file.")] = False,
+    duplicates: Annotated[bool, typer.Option("--duplicates", help="Warning about near-duplicates of queries in training.")] = False,
+    group_rule: Annotated[
+        str, typer.Option(help="Gallery images of its group that a query does not find: class, group or none (default: of the dataset).")
+    ] = "",
 ) -> None:
     """Evaluate a run, saved embeddings, or a pretrained network.
 
     Examples:
 
     - `unimetric evaluate runs/a --metrics "recall(k=1); map_at_r; nmi" --explain`
+    - `unimetric evaluate runs/a --per-class --out classes.json`
     - `unimetric evaluate embeddings.npz --metrics "recall(k=1)"`
     - `unimetric evaluate "timm(name='resnet50.tv_in1k', pretrained=True)" dataset=cub200`
     """
     from unimetric.analysis.evaluate import evaluate as run
     from unimetric.analysis.evaluate import evaluate_file
     from unimetric.config import from_settings
-    from unimetric.metrics import explain as meaning
     from unimetric.runs.display import Display
     from unimetric.spec import names
 
     texts = _specs(metrics)
     overrides = read_overrides(settings, evaluate)
+    classes: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"metrics": texts, "rerank": rerank, "level": level, "per_class": classes.extend if per_class else None}
+    options["group_rule"] = group_rule
     with Display() as display:
 
         def progress(done: int, total: int) -> None:
@@ -78,18 +87,44 @@ def evaluate(
             geometry = str(overrides.pop("geometry", ""))
             if overrides or save is not None or part != "test":
                 raise UnimetricError(f"{target}: settings, `--save` and `--part` require a run folder or a backbone", "remove them")
-            numbers = evaluate_file(target, metrics=texts, rerank=rerank, level=level, geometry=geometry)
+            if duplicates:
+                raise UnimetricError(f"{target}: `--duplicates` requires a run folder or a backbone", "remove it")
+            numbers = evaluate_file(target, geometry=geometry, **options)
         elif Path(target).is_dir():
-            numbers = run(target, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress, **overrides)
+            more: dict[str, Any] = {"duplicates": duplicates, "note": display.line}
+            numbers = run(target, part=part, save=save, progress=progress, **more, **options, **overrides)
         else:
             name = target.partition("(")[0]
             if ("." not in name and name not in names("backbones")) or "/" in name:
                 raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
-            numbers = run(config, metrics=texts, part=part, rerank=rerank, level=level, save=save, progress=progress)
-        for name, value in numbers.items():
-            display.line(f"{name:<32} {value:.4f}" + (f"   {meaning(name.partition('/')[0])}" if explain else ""))
-    _write_json(out, numbers)
+            numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **options)
+        for line in _result_lines(numbers, classes, explain=explain):
+            display.line(line)
+    _write_json(out, numbers | ({"classes": classes} if per_class else {}))
+
+
+#: Number of classes that `--per-class` prints.
+_HARDEST = 20
+
+
+def _result_lines(numbers: dict[str, float], classes: list[dict[str, Any]], *, explain: bool = False) -> list[str]:
+    """Return metric values, one per line, and tables of single datasets and hard classes."""
+    from unimetric.metrics import explain as meaning
+    from unimetric.runs.display import source_table
+
+    others, table = source_table(numbers)
+    lines = [f"{name:<32} {value:.4f}" + (f"   {meaning(name.partition('/')[0])}" if explain else "") for name, value in others.items()]
+    lines += table
+    if not classes:
+        return lines
+    some = classes[:_HARDEST]
+    width = max(len("hardest classes"), *(len(row["class"]) for row in some))
+    lines.append(f"{'hardest classes':<{width}}  recall@1  queries  most found instead")
+    lines += [f"{row['class']:<{width}}  {row['recall']:>8.4f}  {row['queries']:>7,}  {row['confused_with']}" for row in some]
+    if len(classes) > _HARDEST:
+        lines.append(f"{len(classes) - _HARDEST:,} more classes: use `--out FILE.json` for all")
+    return lines
 
 
 def explain_(
@@ -127,7 +162,9 @@ def split(
     code_removal: Annotated[bool, typer.Option("--code-removal", help="Removal order of the authors' script.")] = False,
     plateau: Annotated[bool, typer.Option("--plateau", help="End of swapping when the distance stops rising.")] = False,
     choose: Annotated[int, typer.Option(help="Number of splits to select, evenly over the distances.", min=1)] = 9,
-    targets: Annotated[str, typer.Option(help="Distances to approximate instead, separated by commas.")] = "",
+    targets: Annotated[
+        str, typer.Option(help="Multiples of the default split's distance to select instead, or those of the paper: cub200, cars196, sop.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the random halves that define no shift.", min=0)] = 0,
 ) -> None:
     """Make train-test splits of increasing Frechet distance (ooDML).
@@ -135,17 +172,19 @@ def split(
     Examples:
 
     - `unimetric split cub200 --features cub.npz --out cub_splits.json device=cuda`
-    - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets 19.2,28.5,52.6,72.2,92.5,120.4,136.5,152,173.9`
+    - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets cub200`
+    - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets 0.5,1,2,3`
     - `unimetric split glyphs --backbone small --out splits.json transform=glyphs`
     """
     from unimetric.analysis.split import features_of, make_splits, write_splits
+    from unimetric.analysis.swapping import PAPER_TARGETS
     from unimetric.config import from_settings
     from unimetric.runs.display import Display
 
     _check_json_path(out)
-    wanted = _numbers_in(targets, "--targets", float)
-    if not all(map(math.isfinite, wanted)):
-        raise UnimetricError(f"`--targets` must be finite distances, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
+    wanted = PAPER_TARGETS[targets] if targets in PAPER_TARGETS else _numbers_in(targets, "--targets", float)
+    if not all(math.isfinite(target) and target > 0 for target in wanted):
+        raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | read_overrides(settings, split), "split")
     with Display() as display:
@@ -173,9 +212,9 @@ def split(
 
 
 def adapt(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a study.")],
     settings: Settings = None,
-    shots: Annotated[int, typer.Option(help="Training images per test class.", min=1)] = 5,
+    shots: Annotated[list[int] | None, typer.Option(help="Training images per test class (default: 5). May be repeated.", min=1)] = None,
     episodes: Annotated[int, typer.Option(help="Number of episodes, if drawn at random.", min=2)] = 10,
     draw: Annotated[str, typer.Option(help="Episodes: published, random, or auto (published if available).")] = "auto",
     iterations: Annotated[int, typer.Option(help="Steps per episode; 0 for 1000 (2 shots) or 1500.", min=0)] = 0,
@@ -190,28 +229,40 @@ def adapt(
 
     - `unimetric adapt runs/a --shots 5`
     - `unimetric adapt runs/a --shots 2 --draw random --episodes 10 device=cuda`
+    - `unimetric adapt runs/oodml_figure7_cub200 --shots 2 --shots 5 device=cuda`
     """
     from unimetric.analysis.adapt import adapt as run_
+    from unimetric.analysis.few_shot import study_runs
     from unimetric.runs.display import Display
 
-    overrides = read_overrides(settings, adapt)
+    arguments: dict[str, Any] = {"episodes": episodes, "draw": draw, "iterations": iterations, "looks": crops, "epoch": epoch}
+    arguments |= {"with_replacement": with_replacement, "seed": seed} | read_overrides(settings, adapt)
+    wanted = list(dict.fromkeys(shots or [5]))
     with Display() as display:
-        result = run_(
-            run,
-            shots=shots,
-            episodes=episodes,
-            draw=draw,
-            iterations=iterations,
-            looks=crops,
-            epoch=epoch,
-            with_replacement=with_replacement,
-            seed=seed,
-            progress=lambda done, total: display.step("adapting", done, total),
-            **overrides,
-        )
-        for name, (mean, half) in result["summary"].items():
-            display.line(f"{name:<44} {mean:.4f} +- {half:.4f}")
-        display.line(f"{len(result['episodes'])} episodes; see {run / f'adapt_{shots}_shots.json'}")
+        if runs := study_runs(run):
+            _adapt_study(display, run, runs, wanted, arguments)
+            return
+        for count in wanted:
+            result = run_(run, shots=count, progress=lambda done, total: display.step("adapting", done, total), **arguments)
+            for name, (mean, half) in result["summary"].items():
+                display.line(f"{name:<44} {mean:.4f} +- {half:.4f}")
+            display.line(f"{len(result['episodes'])} episodes; see {run / f'adapt_{count}_shots.json'}")
+
+
+def _adapt_study(display: Any, folder: Path, runs: list[Path], shots: list[int], arguments: dict[str, Any]) -> None:
+    """Adapt every run of a study, and write its table and figures into the study folder."""
+    from unimetric.analysis.adapt import METRICS
+    from unimetric.analysis.few_shot import adapt_study, draw_few_shot
+    from unimetric.files import write_text
+
+    report = adapt_study(runs, shots=shots, progress=lambda done, total: display.step("adapting runs", done, total), **arguments)
+    write_text(folder / "few_shot.json", json.dumps(report, indent=1))
+    for count, methods in report.items():
+        draw_few_shot(folder / f"few_shot_{count}.png", methods, METRICS[0])
+        for name, method in methods.items():
+            gain = method["scores"][f"gain/{METRICS[0]}"]
+            display.line(f"{count} shots, {name}: gain of {METRICS[0]} {100 * sum(gain) / len(gain):+.1f} points, {len(gain)} splits")
+    display.line(f"{len(runs)} runs; see {folder / 'few_shot.json'} and {folder / f'few_shot_{shots[0]}.png'}")
 
 
 def transfer(
@@ -269,6 +320,8 @@ def shift(
         for metric, scores in method["scores"].items():
             curve = "  ".join(f"{distance:.1f}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
             area = f"  AGS {method['ags'][metric]:.4f}" if method["ags"] else ""
+            if spread := method["ags_spread"][metric]:
+                area += f" ({spread['low']:.4f} to {spread['high']:.4f}, {spread['seeds']} seeds)"
             print(f"{name}: {metric}: {curve}{area}")
     for name, trend in report["structure"].items():
         print(f"{name} against {texts[0]}: slope {trend['slope']:.3f}, correlation {trend['correlation']:.3f}")
@@ -277,7 +330,10 @@ def shift(
 
 
 def ensemble(
-    runs: Annotated[list[str], typer.Argument(help="Run folders, and settings as `key=value`.")],
+    runs: Annotated[list[str], typer.Argument(help="Run folders, the folder of a study, and settings as `key=value`.")],
+    label: Annotated[
+        list[str] | None, typer.Option(help="Label of the runs of a study as `axis=label`. May be repeated, also for one axis.")
+    ] = None,
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list.")] = "unified; harmonic; per_source",
     normalize: Annotated[
         bool, typer.Option("--normalize", help="Mean embeddings scaled to unit length: cosine instead of Euclidean neighbors.")
@@ -290,45 +346,166 @@ def ensemble(
 
     - `unimetric ensemble runs/cub runs/cars runs/dogs`
     - `unimetric ensemble runs/cub runs/cars "dataset=union(parts=['cub200', 'cars196'])" device=cuda`
+    - `unimetric ensemble runs/puma_table2_specific --label method=PA device=cuda`
     """
     from unimetric.analysis.ensemble import ensemble as run
+    from unimetric.analysis.ensemble import select_runs
     from unimetric.runs.display import Display
 
     overrides = read_overrides([word for word in runs if "=" in word], ensemble)
+    places = select_runs([word for word in runs if "=" not in word], _read_labels(label or []))
     with Display() as display:
         numbers = run(
-            [word for word in runs if "=" not in word],
+            places,
             metrics=_specs(metrics),
             normalise=normalize,
             progress=lambda done, total: display.step("embedding", done, total),
             **overrides,
         )
-        for name, value in numbers.items():
-            display.line(f"{name:<32} {value:.4f}")
+        for line in _result_lines(numbers, []):
+            display.line(line)
     _write_json(out, numbers)
 
 
+def _read_labels(words: list[str]) -> dict[str, list[str]]:
+    """Read `axis=label` words: all labels by axis."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        axis, equals, value = word.partition("=")
+        if not equals or not axis or not value:
+            raise UnimetricError(f"`--label` must be `axis=label`, got `{word}`", "write `--label method=PA`")
+        found.setdefault(axis, []).append(value)
+    return found
+
+
+#: Options of each figure.
+_FIGURES = {
+    "aggregate": ("--by", "--metrics"),
+    "bias": ("--splits", "--dataset"),
+    "classes": ("--splits", "--dataset"),
+    "components": ("--metrics",),
+    "correlation": ("--metrics",),
+    "domains": ("--dataset", "--set"),
+    "embedding": ("--set",),
+    "imbalance": (),
+    "keep": ("--metrics",),
+    "parameters": ("--metrics",),
+    "prompts": (),
+    "shots": ("--metrics",),
+    "toy": ("--seeds",),
+}
+
+#: Figures of one run or file.
+_OF_ONE = ("classes", "embedding", "imbalance", "prompts")
+
+
 def figure(
-    kind: Annotated[str, typer.Argument(help="Figure: prompts, imbalance or keep.")],
-    runs: Annotated[list[Path], typer.Argument(help="Run folder; several for `keep`.")],
+    kind: Annotated[str, typer.Argument(help=f"Figure: {', '.join(_FIGURES)}.")],
     out: Annotated[Path, typer.Option(help="Output PNG file.")],
+    targets: Annotated[list[str] | None, typer.Argument(help="Run folders, folder of a study, or files. None for `toy`.")] = None,
+    by: Annotated[str, typer.Option(help="Axis of the study for `aggregate`, such as sampler.")] = "",
+    metrics: Annotated[str, typer.Option(help="Metrics of the runs, separated by semicolons or as a TOML list.")] = "",
+    splits: Annotated[str, typer.Option(help="File of splits for features.")] = "",
+    dataset: Annotated[list[str] | None, typer.Option(help="Dataset of features. Repeated for `domains`.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds of `toy` (default: 5).", min=0)] = 0,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
 ) -> None:
-    """Draw prompts, class sizes, or recall by keep probability.
+    """Draw a figure of the papers from runs, features or points.
 
     Examples:
 
+    - `unimetric figure toy --out toy.png`
+    - `unimetric figure aggregate runs/revisiting_table7_cub200 --by sampler --out samplers.png`
+    - `unimetric figure correlation runs/revisiting_table2_cub200 --out metrics.png`
+    - `unimetric figure bias resnet50.npz swav.npz --splits splits.json --dataset cub200 --out bias.png`
+    - `unimetric figure classes resnet50.npz --splits splits.json --dataset cub200 --out classes.png`
+    - `unimetric figure domains cub.npz cars.npz runs/* --dataset cub200 --dataset cars196 --out domains.png`
     - `unimetric figure prompts runs/puma --out prompts.png`
     - `unimetric figure imbalance puma_code --out imbalance.png`
     - `unimetric figure keep runs/keep_0.3 runs/keep_0.5 runs/keep_1.0 --out keep.png`
+    - `unimetric figure embedding runs/puma --out map.png`
     """
-    from unimetric.analysis.figures import imbalance, keep, prompts
-
-    if kind == "keep":
-        keep.keep_probability(runs, out)
-    elif kind in ("prompts", "imbalance"):
-        if len(runs) != 1:
-            raise UnimetricError(f"`figure {kind}` requires one run folder, got {len(runs)}", "name one run folder")
-        (prompts.prompt_preference if kind == "prompts" else imbalance.imbalance)(runs[0], out)
-    else:
-        raise UnimetricError(f"unknown figure `{kind}`", closest(kind, ("prompts", "imbalance", "keep")))
+    if kind not in _FIGURES:
+        raise UnimetricError(f"unknown figure `{kind}`", closest(kind, _FIGURES))
+    options: dict[str, Any] = {
+        "--by": by,
+        "--metrics": metrics,
+        "--splits": splits,
+        "--dataset": dataset,
+        "--seeds": seeds,
+        "--set": setting,
+    }
+    for option, value in options.items():
+        if value and option not in _FIGURES[kind]:
+            raise UnimetricError(f"`figure {kind}` has no option `{option}`", "remove the option")
+    named = targets or []
+    if kind in _OF_ONE and len(named) != 1:
+        raise UnimetricError(f"`figure {kind}` requires one run folder or file, got {len(named)}", "name one")
+    if bool(named) == (kind == "toy"):
+        problem = f"`figure {kind}` has no run folders" if named else f"`figure {kind}` requires run folders or files"
+        raise UnimetricError(problem, "remove them" if named else "name them after the figure")
+    options |= {"--metrics": _specs(metrics), "--dataset": dataset or [], "--set": read_overrides(setting, figure)}
+    _draw_figure(kind, named, out, options)
     print(out)
+
+
+def _draw_figure(kind: str, targets: list[str], out: Path, options: dict[str, Any]) -> None:
+    """Draw a figure with the options that were given."""
+    from unimetric.analysis.figures import (
+        aggregate,
+        bias,
+        classes,
+        components,
+        correlation,
+        domains,
+        embedding,
+        imbalance,
+        keep,
+        parameters,
+        prompts,
+        shots,
+    )
+
+    metrics, splits, datasets, overrides = (options[name] for name in ("--metrics", "--splits", "--dataset", "--set"))
+    if kind in ("bias", "classes") and len(datasets) > 1:
+        raise UnimetricError(f"`figure {kind}` requires one dataset, got {len(datasets)}", "name one with `--dataset`")
+    dataset = next(iter(datasets), "")
+    if kind == "toy":
+        _draw_toy(out, options["--seeds"] or 5)
+    elif kind == "aggregate":
+        aggregate.aggregate(targets, out, by=options["--by"], metrics=metrics)
+    elif kind == "correlation":
+        correlation.metric_correlation(targets, out, metrics=metrics)
+    elif kind == "bias":
+        bias.network_bias(targets, out, splits=splits, dataset=dataset)
+    elif kind == "classes":
+        if not splits or not dataset:
+            raise UnimetricError("`figure classes` requires splits and a dataset", "use `--splits FILE` and `--dataset`")
+        projection, _ = classes.class_maps(targets[0], out, splits=splits, dataset=dataset)
+        print(f"projection: {projection}")
+    elif kind == "domains":
+        found = domains.domain_shift(targets, out, datasets=datasets, **overrides)
+        for name, row in zip(datasets, found["distances"], strict=True):
+            print(f"{name} to {', '.join(f'{to}: {value:.4g}' for to, value in zip(datasets, row, strict=True))}")
+    elif kind == "embedding":
+        embedding.embedding_map(targets[0], out, **overrides)
+    elif kind in ("prompts", "imbalance"):
+        (prompts.prompt_preference if kind == "prompts" else imbalance.imbalance)(targets[0], out)
+    elif kind == "parameters":
+        for name, (size, score) in parameters.trained_parameters(targets, out, metric=next(iter(metrics), "")).items():
+            print(f"{name}: {size:,.0f} trained parameters, {score:.4f}")
+    else:
+        curves = {"components": components.component_sizes, "keep": keep.keep_probability, "shots": shots.few_shot_curves}
+        curves[kind](targets, out, metrics=metrics)
+
+
+def _draw_toy(out: Path, seeds: int) -> None:
+    from unimetric.analysis.figures.toy import toy
+    from unimetric.runs.display import Display
+
+    with Display() as display:
+        found = toy(out, seeds=seeds, progress=lambda done, total: display.step("networks", done, total))
+        for task, variants in found.items():
+            for variant, scores in variants.items():
+                means = "  ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in scores.items())
+                display.line(f"{task}, {variant}: {means}")

@@ -29,7 +29,7 @@ OLD_NAMES = {
 
 
 class Command(TyperCommand):
-    """A command that accepts the earlier names of its options, and whose help names the settings of a run."""
+    """Command that accepts old names of its options and names a run's settings in its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Add the names of all settings to the help of a command that takes them."""

@@ -1,4 +1,6 @@
-"""Type stubs of the folders of components, for editors and type checkers: `make docs` writes them, `make check` compares them.
+"""Type stubs of the folders of components, for editors and type checkers.
+
+`make docs` writes them, and `make check` compares them.
 
     python -m unimetric.cli.stubs            # write src/unimetric/*/__init__.pyi
     python -m unimetric.cli.stubs --check    # exit code 1 if one of them is not up to date

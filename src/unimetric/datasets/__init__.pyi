@@ -11,6 +11,7 @@ from unimetric.datasets._tabulate import divide as divide
 from unimetric.datasets._tabulate import tabulate as tabulate
 from unimetric.datasets._tabulate import without_singles as without_singles
 from unimetric.datasets.aircraft import aircraft as aircraft
+from unimetric.datasets.camera_names import camera_names as camera_names
 from unimetric.datasets.cars196 import cars196 as cars196
 from unimetric.datasets.csv import csv as csv
 from unimetric.datasets.cub200 import cub200 as cub200
@@ -23,3 +24,4 @@ from unimetric.datasets.nabirds import nabirds as nabirds
 from unimetric.datasets.pack import pack as pack
 from unimetric.datasets.sop import sop as sop
 from unimetric.datasets.union import union as union
+from unimetric.datasets.wildlife import wildlife as wildlife

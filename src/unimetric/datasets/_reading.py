@@ -46,7 +46,10 @@ def locate(root: str, name: str, layout: str = "") -> Path:
 
 
 def need(folder: Path, *places: str, layout: str) -> Path:
-    """Return the first existing one of several paths in a folder, or raise an error with the first."""
+    """Return the first of several paths that exists in a folder.
+
+    If none exists, the error names the first one.
+    """
     for here in places:
         if (folder / here).exists():
             return folder / here
@@ -54,7 +57,7 @@ def need(folder: Path, *places: str, layout: str) -> Path:
 
 
 def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
-    """Read a text file of columns separated by white space, and convert them to `int`, `str`, ...
+    """Read a text file of columns separated by white space, and convert each column.
 
     The last column takes the rest of a line.
 
@@ -97,7 +100,10 @@ def matlab(path: Path, *keys: str) -> list[np.ndarray]:
 
 
 def pictures(folder: Path) -> list[str]:
-    """List every image below a folder, relative to it and sorted, without hidden files and folders."""
+    """List the images below a folder, relative to it and sorted.
+
+    Hidden files and folders are skipped.
+    """
     names, waiting = [], [""]
     while waiting:
         inner = waiting.pop()

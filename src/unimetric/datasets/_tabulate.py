@@ -29,6 +29,8 @@ def tabulate(
     on_missing: Literal["error", "skip"] = "error",
     query: Sequence[bool] | None = None,
     gallery: Sequence[bool] | None = None,
+    group: Sequence[str] | None = None,
+    group_rule: str = "class",
 ) -> Table:
     """Return the `Table` of one dataset, after checking that every listed image exists.
 
@@ -41,6 +43,8 @@ def tabulate(
         on_missing: What to do if listed images are missing: `error`, or `skip` them with a warning.
         query: Query images. Defaults to all.
         gallery: Gallery images. Defaults to all.
+        group: Name of the group of each image, or "" for none. Defaults to none.
+        group_rule: `class`, `group` or `none`; see `Table`.
     """
     number = {key: row for row, key in enumerate(class_names)}
     try:
@@ -52,6 +56,8 @@ def tabulate(
     if len(set(class_names.values())) != len(class_names):
         raise UnimetricError(f"{name}: two classes have the same name", "download the annotation files again")
     everywhere = np.ones(len(paths), bool)
+    groups = sorted(set(group or ()) - {""})
+    group_number = {key: row for row, key in enumerate(groups)}
     table = Table(
         paths=tuple(paths),
         labels=labels,
@@ -60,6 +66,9 @@ def tabulate(
         query=everywhere if query is None else np.asarray(query, bool),
         gallery=everywhere if gallery is None else np.asarray(gallery, bool),
         source_names=(name,),
+        group=np.array([group_number.get(key, -1) for key in group or ()], np.int64),
+        group_names=tuple(groups),
+        group_rule=group_rule,
     )
     there = _present(paths)
     if there.all():

@@ -13,6 +13,8 @@ from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.table import Table
 
+#: Columns that hold the group of an image. The first one that a file has is used.
+GROUPS = ("group", "camera", "sequence", "encounter", "date")
 PARTS = {"train": True, "validation": False, "val": False, "valid": False, "test": False}
 TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False, "nan": False, "none": False}
 
@@ -24,6 +26,8 @@ def csv(
     on_missing: Literal["error", "skip"] = "error",
     on_single: Literal["error", "skip"] = "error",
     name: str | None = None,
+    group: str | None = None,
+    group_rule: Literal["class", "group", "none"] = "class",
 ) -> Table:
     """Csv file with the columns of open-metric-learning, or plain `path,label`.
 
@@ -32,7 +36,9 @@ def csv(
 
     Paths are relative to the csv file. `is_query` and `is_gallery` may be missing or, as for
     training images, empty; then all test images are queries and gallery items. Training images
-    always are. Other columns are ignored. Images are not cropped to the boxes `x_1, x_2, y_1, y_2`,
+    always are. A column `group`, `camera`, `sequence`, `encounter` or `date` is the group of an image: a
+    query does not find the images of its own class and group. Other columns are ignored. Images are
+    not cropped to the boxes `x_1, x_2, y_1, y_2`,
     so an image may be listed only once.
 
     Reference:
@@ -47,9 +53,14 @@ def csv(
         on_single: What to do if a class has only one image: `error`, or `skip` the class. A class
             that is only in the gallery may have one.
         name: Name of the dataset. Defaults to the name of the file.
+        group: Column of the groups. Defaults to the first of those above that the file has; "" for no
+            groups. An empty value is an image without a group.
+        group_rule: Gallery images that a query does not find: `class`, those of its class and group;
+            `group`, all of its group; `none`.
     """
     source = place(file)
-    rows = _rows(source)
+    rows = read_rows(source)
+    groups = find_groups(source, rows, group)
     name = name or source.stem
     base = source.parent
     paths, labels, parts = [], [], []
@@ -73,25 +84,54 @@ def csv(
         chosen = divide(name, class_names, 0.5 if train is None else train, base)
         parts = [label in chosen for label in labels]
     query, gallery = (_roles(source, rows, parts, column) for column in ("is_query", "is_gallery"))
-    table = tabulate(name, paths, labels, {key: key for key in class_names}, parts, on_missing=on_missing, query=query, gallery=gallery)
+    table = tabulate(
+        name,
+        paths,
+        labels,
+        {key: key for key in class_names},
+        parts,
+        on_missing=on_missing,
+        query=query,
+        gallery=gallery,
+        group=groups,
+        group_rule=group_rule,
+    )
     return without_singles(table, on_single)
 
 
-def _rows(source: Path) -> list[tuple[int, dict[str, str | None]]]:
+def read_rows(source: Path, needed: tuple[str, ...] = ("path", "label")) -> list[tuple[int, dict[str, str | None]]]:
     """Read the lines of a csv file as dictionaries by column name, each with its line number."""
     if not source.is_file():
-        raise UnimetricError(
-            f"csv: the file `{source}` does not exist", "use `csv(file='...')` with a file that has the columns path,label"
-        )
+        raise UnimetricError(f"csv: the file `{source}` does not exist", f"name a csv file that has the columns {','.join(needed)}")
     try:
         with source.open(encoding="utf-8-sig", newline="") as stream:
             reader = DictReader(stream)
-            for column in ("path", "label"):
+            for column in needed:
                 if column not in (reader.fieldnames or ()):
-                    raise UnimetricError(f"`{source}` has no column `{column}`", "its first line should be `path,label`, with commas")
+                    raise UnimetricError(
+                        f"`{source}` has no column `{column}`", f"its first line should be `{','.join(needed)}`, with commas"
+                    )
             return [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, Error) as error:
         raise UnimetricError(f"cannot read `{source}`: {error}", "save it as a csv file in UTF-8") from None
+
+
+def find_groups(
+    source: Path, rows: list[tuple[int, dict[str, str | None]]], column: str | None, usual: tuple[str, ...] = GROUPS
+) -> list[str] | None:
+    """Return the group of each line, or None if the file has no column of groups.
+
+    The time of a date is not used.
+    """
+    known = [key for key in (rows[0][1] if rows else {}) if key is not None]
+    if column is None:
+        column = next((key for key in usual if key in known), "")
+    if not column:
+        return None
+    if column not in known:
+        raise UnimetricError(f"`{source}` has no column `{column}`", closest(column, known))
+    values = [(row[column] or "").strip() for _, row in rows]
+    return [value[:10] for value in values] if column == "date" else values
 
 
 def _path_and_label(source: Path, number: int, row: dict[str, str | None]) -> tuple[str, str]:

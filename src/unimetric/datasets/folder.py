@@ -76,7 +76,7 @@ def folder(
 
 
 def _select_parts(base: Path, files: list[list[str]], parts: set[str]) -> list[list[str]]:
-    """Return the files of the training part and of the test part, or of the part that replaces it."""
+    """Return the files of the training part, and of the test part or its replacement."""
     held_out = [part for part in HELD_OUT if part in parts]
     if not held_out:
         raise UnimetricError(f"`{base}` has a part `train` and no part `test`", f"add `{base}/test`, or use `train=0.5` to split by class")
@@ -86,7 +86,10 @@ def _select_parts(base: Path, files: list[list[str]], parts: set[str]) -> list[l
 
 
 def _check_inner_parts(base: Path, files: list[list[str]]) -> None:
-    """Raise an error if the parts are not the outermost folders: `cup/train` and `cup/test` are not two classes."""
+    """Raise an error if the parts are not the outermost folders.
+
+    `cup/train` and `cup/test` are not two classes.
+    """
     for depth in range(1, min(map(len, files)) - 1):
         found = {path[depth] for path in files}
         if "train" not in found or len(found) == 1 or not found <= PARTS:

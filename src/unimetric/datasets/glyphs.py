@@ -1,4 +1,7 @@
-"""The default dataset: characters of eight Unicode blocks in the fonts of matplotlib. No download."""
+"""The default dataset, without a download: characters in the fonts of matplotlib.
+
+The characters are from eight Unicode blocks.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +233,10 @@ def _character(name: str) -> int | None:
 
 
 def _drawing(font: ImageFont.FreeTypeFont, text: str) -> np.ndarray | None:
-    """Draw a glyph on the baseline, horizontally centered, or return None if it is empty or too large."""
+    """Draw a glyph on the baseline, horizontally centered.
+
+    Returns None if the glyph is empty or too large.
+    """
     left, top, right, bottom = (int(edge) for edge in font.getbbox(text, anchor="ls"))
     if right - left > _CANVAS or top + _BASELINE < 0 or bottom + _BASELINE > _CANVAS:
         return None
@@ -241,7 +247,9 @@ def _drawing(font: ImageFont.FreeTypeFont, text: str) -> np.ndarray | None:
 
 
 def _jittered(drawing: np.ndarray, key: str, size: int, jitter: float) -> np.ndarray:
-    """Rotate, scale and shift a drawing by the hash of the key, and downscale it, dark on white.
+    """Rotate, scale and shift a drawing by the hash of the key, and downscale it.
+
+    The image is dark on white.
 
     Shape:
         drawing (96, 96) uint8 -> image (S, S) uint8

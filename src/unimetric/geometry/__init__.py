@@ -1,4 +1,4 @@
-"""Mathematics shared by losses, miners and metrics: functions of tensors, and plain tuples of them.
+"""Mathematics shared by losses, miners and metrics: functions of tensors, plain tuples.
 
 One matrix, one meaning: rows are anchors, columns are references, and an entry is the cosine
 similarity of unit vectors. Larger is closer. Named functions turn similarities into distances.
@@ -10,9 +10,9 @@ B batch size, D dimension, R references (the batch itself, or a memory).
 from __future__ import annotations
 
 from unimetric.geometry.draws import CounterRNG, draw, seed_dice, uniform
-from unimetric.geometry.masks import compact_rows, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
-from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_pairs, compare, match
-from unimetric.geometry.poincare import poincare, to_ball
+from unimetric.geometry.masks import compact_rows, exclusion, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
+from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_indices, as_pairs, compare, match
+from unimetric.geometry.poincare import poincare, poincare_mean, to_ball
 from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, gram, unit, upcast_half
 from unimetric.geometry.triplets import BLOCK, CACHED, triplet_cosines, triplet_hinges
 
@@ -23,6 +23,7 @@ __all__ = [
     "Memory",
     "Pairs",
     "Triplets",
+    "as_indices",
     "as_pairs",
     "class_cosines",
     "compact_rows",
@@ -31,6 +32,7 @@ __all__ = [
     "distances",
     "draw",
     "euclidean",
+    "exclusion",
     "gram",
     "log1p_sum_exp",
     "log_sum_exp",
@@ -40,6 +42,7 @@ __all__ = [
     "masked_sum",
     "match",
     "poincare",
+    "poincare_mean",
     "seed_dice",
     "to_ball",
     "triplet_cosines",

@@ -51,7 +51,7 @@ class Draws:
 
 
 def _uniform(count: int, rows: np.ndarray, *keys: int | np.ndarray) -> np.ndarray:
-    """Return (B, count) numbers in [0, 1) from a SplitMix64 hash of the keys and the row numbers.
+    """Return (B, count) numbers in [0, 1) from a SplitMix64 hash of keys and row numbers.
 
     A key is one value for all rows, or one value per row.
     """

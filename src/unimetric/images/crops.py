@@ -1,4 +1,7 @@
-"""Resample the crop boxes of a whole batch at once, and jitter colors; or crop one image in a worker."""
+"""Resample the crop boxes of a whole batch and jitter colors, or crop one image.
+
+A batch is resampled at once. Single images are cropped in a loading worker.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from unimetric.images.recipe import Recipe
 
 
 def crop_one(array: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
-    """Crop one image (H, W, 3) uint8 to (3, size, size) uint8 with torchvision, in a loading worker."""
+    """Crop one image (H, W, 3) uint8 to (3, size, size) uint8 with torchvision.
+
+    Called in a loading worker.
+    """
     image = torch.from_numpy(array).permute(2, 0, 1)
     mode = V.InterpolationMode(recipe.interpolation)
     box = [int(value[0]) for value in (draws.top, draws.left, draws.box_height, draws.box_width)]
@@ -42,7 +48,7 @@ def plan_of(draws: Draws, sizes: np.ndarray) -> Float[np.ndarray, "16 B"]:
 
 
 def _axis(start: np.ndarray, length: np.ndarray, whole: np.ndarray, true: np.ndarray, crop_first: bool) -> tuple[np.ndarray, ...]:
-    """Return start and length of the box in pixels of the image, and the range the filter may read."""
+    """Return start and length of the box in image pixels, and the range the filter may read."""
     if crop_first:
         return start, length, start, start + length
     factor = true / whole
@@ -116,9 +122,9 @@ def _filters(start: Tensor, length: Tensor, low: Tensor, high: Tensor, at: Tenso
 def color(
     images: Float[Tensor, "B 3 S S"], plan: Float[Tensor, "16 B"], mean: Tensor, std: Tensor, recipe: Recipe
 ) -> Float[Tensor, "B 3 S S"]:
-    """Convert values from 0 to 255 to gray where drawn, jitter colors and normalize, in float32.
+    """Make drawn images gray, jitter colors and normalize, in float32.
 
-    Grayscale comes before the jitter, as in the code of Roth et al. 2020.
+    Input values are from 0 to 255. Grayscale comes before the jitter, as in the code of Roth et al. 2020.
     """
     images = images.float() / 255
     gray, brightness, contrast, saturation, hue = plan[11:, :, None, None, None]

@@ -1,6 +1,6 @@
-"""Load images as tensors: from memory in batches on the device, or decoded by workers on demand.
+"""Load images as tensors: in batches from memory, or decoded by workers on demand.
 
-Both return the same crops of packed images.
+The memory is that of the device or of the host. Both return the same crops of packed images.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def open_pictures(
 
 
 def _free(where: torch.device) -> int:
-    """Return the bytes available for images: half of the free memory. The rest is for training."""
+    """Return the bytes available for images: half of the free memory.
+
+    The rest is for training.
+    """
     if where.type == "cuda":
         return torch.cuda.mem_get_info(where)[0] // 2
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS reports only the total memory
@@ -99,7 +102,9 @@ def _free(where: torch.device) -> int:
 
 
 class Cropper:
-    """Crops packed images in batches. Both loaders use it, so that their crops of a pack are bit-identical on a CPU.
+    """Cropping of packed images in batches.
+
+    Both loaders use it, so that their crops of a pack are bit-identical on a CPU.
 
     Args:
         table: Table whose paths are rows of packs.
@@ -207,7 +212,9 @@ class Resident:
 
 
 class Streamed:
-    """Images that workers decode on demand. They also crop files; packed images are cropped like those in memory.
+    """Images that workers decode on demand.
+
+    Workers also crop files. Packed images are cropped like those in memory.
 
     Args:
         table: Table whose paths are files, or rows of packs.

@@ -1,4 +1,4 @@
-"""Pack: one file with all images of a dataset at the size that training needs, and their table.
+"""Pack: one file with all images of a dataset at training size, and their table.
 
 A pack gets its name only when it is completely written. It is memory-mapped rather than read, and
 stores the hash of its content. Its bytes are
@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 def decode(path: str) -> np.ndarray:
-    """Decode one image to (H, W, 3) uint8, from a file or from a row of a pack (`FILE.pack::ROW`).
+    """Decode one image to (H, W, 3) uint8, from a file or a row of a pack (`FILE.pack::ROW`).
 
     A pack is opened once per process. Its hash is not checked again here, because the code that
     created the locators has checked it.
@@ -72,7 +72,10 @@ def located(path: str) -> tuple[str, int] | None:
 
 
 def opened(file: str) -> Pack:
-    """Return a pack that is open in this process, or open it without checking the hash of its images."""
+    """Return a pack that is open in this process, or open it.
+
+    The hash of its images is not checked.
+    """
     return OPEN_PACKS.get(file) or Pack.open(file, verify=False)
 
 

@@ -1,4 +1,4 @@
-"""Write a pack: read, shrink and encode the images of a table, and store them with the table in one file."""
+"""Write a pack: shrink and encode the images of a table, and store them with the table."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ def entry(
 
 
 class Footer:
-    """The index at the end of a pack: collects the rows while they are written, then encodes itself.
+    """Index at the end of a pack.
+
+    It collects the rows while they are written, then encodes itself.
 
     Args:
         table: Table that is packed.
@@ -230,7 +232,9 @@ def _from_array(source: str, read: Callable[[str], np.ndarray]) -> Image.Image:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return paths relative to their deepest common folder. Rows of a pack keep the names that it stores.
+    """Return paths relative to their deepest common folder.
+
+    Rows of a pack keep the names that it stores.
 
     Args:
         paths: Paths of images, as in `Table.paths`.

@@ -1,4 +1,7 @@
-"""Isolate image-loading processes from signals, which only the main process of a run handles."""
+"""Isolate image-loading processes from signals.
+
+Only the main process of a run handles signals.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,18 @@ from unimetric.metrics._measure import explain as explain
 from unimetric.metrics._measure import interval as interval
 from unimetric.metrics._measure import measure as measure
 from unimetric.metrics.ami import ami as ami
+from unimetric.metrics.ari import ari as ari
+from unimetric.metrics.auroc import auroc as auroc
+from unimetric.metrics.baks import baks as baks
+from unimetric.metrics.baus import baus as baus
 from unimetric.metrics.class_spectra import class_spectra as class_spectra
+from unimetric.metrics.cmc import cmc as cmc
 from unimetric.metrics.f1 import f1 as f1
+from unimetric.metrics.fnir import fnir as fnir
+from unimetric.metrics.fnmr_at_fmr import fnmr_at_fmr as fnmr_at_fmr
+from unimetric.metrics.fpir import fpir as fpir
 from unimetric.metrics.harmonic import harmonic as harmonic
+from unimetric.metrics.map import map as map
 from unimetric.metrics.map_at_k import map_at_k as map_at_k
 from unimetric.metrics.map_at_r import map_at_r as map_at_r
 from unimetric.metrics.mrr import mrr as mrr
@@ -20,6 +29,8 @@ from unimetric.metrics.pi_ratio import pi_ratio as pi_ratio
 from unimetric.metrics.precision import precision as precision
 from unimetric.metrics.r_precision import r_precision as r_precision
 from unimetric.metrics.recall import recall as recall
+from unimetric.metrics.singular_values import singular_values as singular_values
 from unimetric.metrics.spectral_decay import spectral_decay as spectral_decay
 from unimetric.metrics.unified import unified as unified
 from unimetric.metrics.uniformity import uniformity as uniformity
+from unimetric.metrics.verification import verification as verification

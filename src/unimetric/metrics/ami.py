@@ -12,7 +12,7 @@ from unimetric.kinds import metric
 
 @metric()
 def ami(space: Space, *, clusters: Count | None = None, iterations: Count = 20, seeding: Literal["random", "plusplus"] = "random") -> float:
-    """Agreement of k-means clusters and classes, adjusted for chance: 0 is chance, 1 is perfect.
+    """Chance-adjusted agreement of k-means clusters and classes: 0 is chance, 1 is perfect.
 
         (I - E[I]) / ((H(class) + H(cluster)) / 2 - E[I])
 

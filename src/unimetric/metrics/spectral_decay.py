@@ -12,7 +12,7 @@ from unimetric.kinds import metric
 
 @metric(better="neither")
 def spectral_decay(space: Space, *, drop_largest: Natural = 1, drop_smallest: Natural = 0, reverse: bool = False) -> float:
-    """Unevenness of the directions of the space: 0 if all are equally used, large if few dominate.
+    """Unevenness of the directions: 0 if all are equally used, large if few dominate.
 
         rho = KL(U || s) = sum over i of (1/d) log((1/d) / s_i)
         s the singular values of the (N, D) embeddings, scaled to sum 1

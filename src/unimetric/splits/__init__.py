@@ -1,4 +1,7 @@
-"""One file per split: `split(table) -> Split`: the rows for training, validation and testing."""
+"""One file per split: `split(table) -> Split`, the rows of each part.
+
+The parts are training, validation and testing.
+"""
 
 from __future__ import annotations
 

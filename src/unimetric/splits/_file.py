@@ -55,7 +55,10 @@ def _parse(data: bytes) -> Any:
 
 
 def _check_references(data: bytes) -> None:
-    """Raise an error if a pickle uses a tuple twice: nested tuples of that kind take years to hash."""
+    """Raise an error if a pickle uses a tuple twice.
+
+    Nested tuples of that kind take years to hash.
+    """
     tuples: set[int] = set()
     before, stored = "", 0
     for operation, argument, _ in pickletools.genops(data):
@@ -103,7 +106,10 @@ def _encode_bytes(text: str, encoding: str) -> bytes:
 
 
 def _scalar(dtype: _Dtype, data: bytes | str) -> float | int | str:
-    """Decode a pickled numpy scalar without numpy: a number, or a string as in the authors' files."""
+    """Decode a pickled numpy scalar without numpy.
+
+    It is a number, or a string as in the authors' files.
+    """
     raw = data.encode("latin1") if isinstance(data, str) else data
     if re.fullmatch(r"U[0-9]{1,4}", dtype.letters):
         return raw.decode("utf-32-le").rstrip("\0")
@@ -180,7 +186,9 @@ def base_name(path: str) -> str:
 
 
 def divide(table: Table, train: np.ndarray, test: np.ndarray, location: str, *, validation: float = 0.0, seed: int = 0) -> Split:
-    """Split the rows by class, with all the checks of `standard`. Classes on neither side are skipped.
+    """Split the rows by class, with all the checks of `standard`.
+
+    Classes on neither side are skipped.
 
     Args:
         table: Table of the dataset.
@@ -204,7 +212,9 @@ def divide(table: Table, train: np.ndarray, test: np.ndarray, location: str, *, 
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Make repeated names unique like the authors: the second `00011.jpg` becomes `00011_2.jpg`.
+    """Make repeated names unique as the authors do.
+
+    The second `00011.jpg` becomes `00011_2.jpg`.
 
     >>> unique(["a.jpg", "b.jpg", "a.jpg"])
     ['a.jpg', 'b.jpg', 'a_2.jpg']

@@ -72,7 +72,7 @@ def ood(
 
 
 def place_of(text: str) -> tuple[str, str] | None:
-    """Return the file of a split and its key in `distances`, or None for a split without a file.
+    """Return the file of a split and its key in `distances`, or None if it has no file.
 
     Args:
         text: Spec string, such as `ood(path='splits.json', split=3)`.

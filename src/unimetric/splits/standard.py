@@ -66,7 +66,10 @@ def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 
 
 
 def _check_queries(table: Table, part: str, rows: np.ndarray) -> None:
-    """Raise an error if there are no queries, or if a query has no other gallery image of its class."""
+    """Raise an error if there are no queries, or if a query has no match in the gallery.
+
+    A match is another gallery image of its class.
+    """
     if not len(rows):
         return
     labels, query, gallery = table.labels[rows], table.query[rows], table.gallery[rows]
