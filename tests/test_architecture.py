@@ -162,6 +162,24 @@ def test_importlib_reaches_project_modules_from_spec_only() -> None:
             assert elsewhere or path.name == "spec.py", f"{path}: {ast.unparse(node)}"
 
 
+# --- Docstrings -----------------------------------------------------------------------------------
+
+
+def long_summaries(text: str) -> list[str]:
+    """Return the first paragraphs of docstrings that have more than 88 characters."""
+    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, nodes)]
+    return [summary for summary in (each.partition("\n\n")[0] for each in found) if len(summary) > 88]
+
+
+def test_docstring_summaries_have_at_most_88_characters() -> None:
+    short = "Return it" + "." * 79
+    assert long_summaries(f'def f():\n    """{short}.\n\n    Details of it."""') == [f"{short}."]
+    assert not long_summaries(f'def f():\n    """{short}\n\n    Details of it."""')
+    found = {path.relative_to(SOURCE).as_posix(): long_summaries(path.read_text()) for path in FILES}
+    assert {name: summaries for name, summaries in found.items() if summaries} == {}
+
+
 # --- Size of functions ----------------------------------------------------------------------------
 
 

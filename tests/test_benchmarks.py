@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import runpy
 import sys
@@ -13,7 +14,12 @@ import torch
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+@pytest.fixture(autouse=True)
+def benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("[!_]*.py")))
 def test_every_script_tells_how_it_is_called(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as left:
@@ -32,3 +38,26 @@ def test_the_literal_forms_of_crt_are_the_head(monkeypatch: pytest.MonkeyPatch) 
     head, tokens = head.double(), tokens.double()
     for form in crt.FORMS.values():
         torch.testing.assert_close(form(head).branches(tokens), head.branches(tokens))
+
+
+def test_machine_reports_processor_and_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = importlib.import_module("_machine")
+    texts = {
+        "/proc/cpuinfo": "model name\t: Some CPU\nflags\t\t: sse avx2 avx512_vnni\n",
+        "/proc/stat": "cpu  100 0 50 800 0 0 0 50 0 0\ncpu0 1 2\n",
+    }
+    monkeypatch.setattr(machine, "Path", lambda path: type("Text", (), {"read_text": lambda self: texts[path]})())
+    assert machine.processor() == "Some CPU; avx2 avx512_vnni"
+    stolen = machine.Stolen()
+    texts["/proc/stat"] = "cpu  150 0 50 820 0 0 0 80 0 0\n"
+    assert "30.0 %" in str(stolen)
+
+
+def test_clock_reports_best_and_median_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = importlib.import_module("evaluation").Clock("cpu")
+    for part in range(4):
+        clock(lambda: sum(range(1000)), same_turn=part == 1)
+    assert len(clock.walls) == len(clock.cpus) == 3
+    clock.walls, clock.cpus = [3.0, 1.0, 2.5], [6.0, 2.0, 5.0]
+    clock.line("name")
+    assert "1.00 / 2.50 s" in (said := capsys.readouterr().out) and "cpu    2.00 / 5.00 s" in said

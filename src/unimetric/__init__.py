@@ -1,4 +1,4 @@
-"""Unimetric: image embeddings for unseen classes, shifts and datasets, and their evaluation."""
+"""Unimetric: train and evaluate image embeddings for unseen classes, shifts and datasets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `unimetric --help` does not load torch."""
+    """Import a public name on first use, so that `unimetric --help` does not load torch."""
     if name == "Space":
         from unimetric.geometry.space import Space
 

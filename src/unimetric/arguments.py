@@ -26,7 +26,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, or of the number of items in a list. Without bounds, any finite number.
+    """Bounds of a number, or of the number of items in a list.
+
+    Without bounds, any finite number is allowed.
 
     Args:
         least: Smallest allowed value.
@@ -173,7 +175,10 @@ def _plain_requirement(allowed: Any, value: Any) -> str:
 
 
 def is_countable(value: Any) -> bool:
-    """Return whether torch and numpy can represent a number, or all numbers in a list. Other values are."""
+    """Return whether torch and numpy can represent a number, or all numbers in a list.
+
+    Values that are not numbers count as representable.
+    """
     if isinstance(value, list | tuple):
         return all(map(is_countable, value))
     if isinstance(value, Integral):

@@ -220,7 +220,7 @@ def find_config(path: str | Path) -> Path:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the files of the configurations of the package, by name: first runs, then studies."""
+    """Return the configuration files of the package by name: first runs, then studies."""
     return {file.stem: file for file in (*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("studies/*.toml")))}
 
 
@@ -304,7 +304,7 @@ def split_specs(text: str, place: str) -> list[str]:
 
 
 def split_metric(text: str) -> tuple[str, str]:
-    """Split an entry of `metrics` into the part of the split, `test` or `train`, and the metric's spec string.
+    """Split an entry of `metrics` into `test` or `train` and the metric's spec string.
 
     >>> split_metric("recall(k=1)"), split_metric("train: spectral_decay")
     (('test', 'recall(k=1)'), ('train', 'spectral_decay'))
@@ -341,7 +341,10 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
 
 
 def _check_choice(config: RunConfig, place: str) -> None:
-    """Raise an error if a structure metric, or a metric of the training images, would select the best epoch."""
+    """Raise an error if the metric that selects the best epoch cannot do so.
+
+    Structure metrics and metrics of the training images cannot.
+    """
     for text in config.metrics[: config.chosen_by]:
         if split_metric(text)[0] == "train":
             raise UnimetricError(

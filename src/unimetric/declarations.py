@@ -1,8 +1,9 @@
-"""Declarations of components, read from their source with `ast`: arguments, documentation, class attributes.
+"""Declarations of components, read from their source with `ast`.
 
-No component is imported, so `unimetric list` and `unimetric check` load no torch. Annotations consist of the names of
-`unimetric.arguments`, of builtin types and of `typing`. Any other class is replaced by an empty class of the same name, and a
-generic one, such as an array with a shape, by `Any`.
+A declaration has the arguments, the documentation and the class attributes. No component is imported, so
+`unimetric list` and `unimetric check` load no torch. Annotations consist of the names of
+`unimetric.arguments`, of builtin types and of `typing`. Any other class is replaced by an empty class of the
+same name, and a generic one, such as an array with a shape, by `Any`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Declaration:
 
 
 def declared_by(part: Any) -> Declaration:
-    """Return the declaration of a class or function that is already imported, such as a third-party one.
+    """Return the declaration of an imported class or function, such as a third-party one.
 
     Args:
         part: Class or function whose signature is known.
@@ -92,7 +93,10 @@ def read_declaration(kind: str, file: str) -> Declaration:
 
 
 def plain(name: str) -> str:
-    """Return a name without case and underscores: `multi_similarity` is the file of `MultiSimilarity`."""
+    """Return a name without case and underscores.
+
+    `multi_similarity` is the file of `MultiSimilarity`.
+    """
     return name.lower().replace("_", "")
 
 
@@ -129,7 +133,7 @@ def _read(module: str, name: str) -> Declaration:
 
 
 def defined(module: str, name: str) -> Declaration | None:
-    """Return a class or function that a module of this package defines, or imports from another one.
+    """Return a class or function that a module of this package defines or imports.
 
     Args:
         module: Module in which the name is used.
@@ -195,7 +199,10 @@ def _parameters(node: ast.FunctionDef, module: str) -> dict[str, inspect.Paramet
 
 
 def _value(node: ast.expr, module: str) -> Any:
-    """Return the value of a default or of a bound: literals, arithmetic, `Range` and constants of the module."""
+    """Return the value of a default or of a bound.
+
+    It may consist of literals, arithmetic, `Range` and constants of the module.
+    """
     constants = {name: value for statement in _tree(module).body for name, value in _assigned(statement)}
     used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     known = _KNOWN | {name: _value(constants[name], module) for name in used if name in constants}

@@ -28,7 +28,10 @@ class UnimetricError(Exception):
 
 
 class Interrupted(Exception):
-    """A signal stopped a run after its checkpoint was written. The command line exits with code 130."""
+    """Stop of a run by a signal, after its checkpoint was written.
+
+    The command line exits with code 130.
+    """
 
 
 def closest(word: str, known: Iterable[str]) -> str:

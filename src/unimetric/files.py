@@ -1,4 +1,4 @@
-"""Write files atomically: a file is either the old or the new one, never a part of it. No torch."""
+"""Write files atomically: a file is the old or the new one, never a part. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unimetric.errors import FULL_DISK, UnimetricError
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` when it is written, and is removed on failure."""
+    """Yield a temporary path that replaces `path` once written, and is removed on failure."""
     if not path.name:  # `.` or `/`
         raise UnimetricError(f"{path}: is a folder", "name a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -39,7 +39,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file name is one of `atomic` or `atomic_stream` before the file is complete.
+    """Return whether a name is that of an incomplete file of `atomic` or `atomic_stream`.
 
     >>> is_temporary(".done.1234"), is_temporary("done")
     (True, False)

@@ -1,4 +1,6 @@
-"""Check that the components of a run fit together, from their declarations alone: no component is imported or built.
+"""Check from declarations alone that the components of a run fit together.
+
+No component is imported or built.
 
 Conditions that involve several arguments are in the constructors, as `if condition: raise UnimetricError(...)`. Those that depend on
 the arguments only are read from the source and evaluated here. The other conditions, such as whether timm has a network or an
@@ -63,7 +65,9 @@ def _check(config: RunConfig) -> None:
 
 @functools.lru_cache(maxsize=2048)
 def _check_conditions(kind: str, text: str, run: str) -> None:
-    """Raise the error of a constructor. Runs of a grid share most components, so those that passed are stored.
+    """Raise the error of a component's constructor, if its arguments have one.
+
+    Runs of a grid share most components, so those that passed are stored.
 
     Args:
         kind: Folder of the component.
@@ -83,7 +87,10 @@ _PROVIDED = {
 
 
 def _values(kind: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a component, with defaults, and without those that only the built run provides."""
+    """Return the known arguments of a component, with defaults.
+
+    Arguments that only the built run provides are excluded.
+    """
     call = parse(text)
     parameters = declaration(kind, call.name).configured
     provided = {key: known.get(key, OFFERED[key]) for key in _PROVIDED.get(kind, ("seed",))}
@@ -146,7 +153,10 @@ def _evaluate(node: ast.expr, values: dict[str, Any]) -> Any:
 
 
 def _branches(head: Declaration, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the dimension of a head and of its branches, which it passes to `Head.__init__`; nothing if they are not known."""
+    """Return the dimension of a head and of its branches, or nothing if they are not known.
+
+    The head passes them to `Head.__init__`.
+    """
     for node in (each for statement in head.body for each in ast.walk(statement)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
             try:
@@ -158,7 +168,10 @@ def _branches(head: Declaration, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _raise_first(declared: Declaration, values: dict[str, Any], depth: int = 2) -> None:
-    """Raise the first error of a constructor, or of a function that it calls, whose condition is known to hold."""
+    """Raise the first error of a constructor whose condition is known to hold.
+
+    Functions that the constructor calls are included.
+    """
     values = dict(values)
     for statement in declared.body:
         for function, arguments in _calls(declared.module, statement, values) if depth else ():
@@ -185,7 +198,10 @@ def _raise_if(statement: ast.If, values: dict[str, Any]) -> None:
 
 
 def _calls(module: str, statement: ast.stmt, values: dict[str, Any]) -> Iterator[tuple[Declaration, dict[str, Any]]]:
-    """Yield the functions and classes of this package that a statement calls, and those of their arguments that are known."""
+    """Yield the functions and classes of this package that a statement calls.
+
+    Each comes with those of its arguments that are known.
+    """
     if isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
         return
     for node in ast.walk(statement):

@@ -30,7 +30,10 @@ _ROOTS = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
 
 
 def offer(part: Any, offered: dict[str, Any]) -> dict[str, Any]:
-    """Return the run-provided arguments under the names used by a third-party class or its ancestors."""
+    """Return the run-provided arguments under the names that a third-party class uses.
+
+    Names that its ancestors use are included.
+    """
     accepted: set[str] = set()
     for ancestor in inspect.getmro(part) if inspect.isclass(part) else ():
         constructor = vars(ancestor).get("__init__")
@@ -49,7 +52,7 @@ def is_module(part: Any) -> bool:
 
 
 def completed(kind: str, component: Any) -> Any:
-    """Add the members of its kind that a third-party component lacks, and return the component.
+    """Add the members that a third-party component lacks, and return the component.
 
     Components of this package inherit all members and are returned unchanged.
 
@@ -82,7 +85,7 @@ def completed(kind: str, component: Any) -> Any:
 
 
 def declared(kind: str, part: Any, key: str) -> Any:
-    """Return what a class or function declares without being built, or the default of its kind.
+    """Return what a class or function declares before it is built, or its kind's default.
 
     Args:
         kind: Folder of the kind.
@@ -93,7 +96,7 @@ def declared(kind: str, part: Any, key: str) -> Any:
 
 
 def stages_of(network: Any) -> Sequence[nn.Module]:
-    """Return the modules at a quarter, half and three quarters of a network's depth, or nothing.
+    """Return the modules at 1/4, 1/2 and 3/4 of a network's depth, or nothing.
 
     These are the first residual stages of a ResNet after its stem. In any other network that is one
     sequence of blocks, they are the blocks at these depths.

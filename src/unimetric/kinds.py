@@ -63,7 +63,10 @@ class Output:
 
 
 class Component:
-    """A component of any kind that is a class. The keyword arguments of its constructor are checked."""
+    """Component of any kind that is a class.
+
+    The keyword arguments of its constructor are checked.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -101,7 +104,7 @@ class Miner(Component, nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "forward" in vars(cls):
-            cls.forward = _accept_labels(vars(cls)["forward"])  # type: ignore[method-assign]
+            cls.forward = _accept_labels(vars(cls)["forward"])
 
 
 def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., Any]:
@@ -137,7 +140,10 @@ class Objective(Component, nn.Module):
         """Prepare a step. Called before each forward pass, outside the compiler."""
 
     def stepped(self) -> None:
-        """Finish a step. Called after each optimizer step, outside the compiler and without gradient."""
+        """Finish a step.
+
+        Called after each optimizer step, outside the compiler and without gradient.
+        """
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Return the parameter groups of the objective for the run's optimizer.
@@ -236,9 +242,10 @@ class EmbeddedSampler(Sampler):
 
 
 class Backbone(Component, nn.Module):
-    """Feature extractor: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`, the summary first.
+    """Feature extractor: `backbone(images (B, 3, H, W)) -> tokens (B, 1 + N, C)`.
 
-    A subclass sets `channels` (C) and the `mean` and `std` of the pixels it expects.
+    The first token is the global token. A subclass sets `channels` (C) and the `mean` and `std` of the pixels
+    it expects.
     """
 
     channels: int
@@ -320,7 +327,10 @@ class Head(Component, nn.Module):
 
 
 class Metric(Protocol):
-    """Number, or several by name, that describes a `Space`. Declared by the decorator `metric`."""
+    """Number, or several by name, that describes a `Space`.
+
+    Declared by the decorator `metric`.
+    """
 
     better: Literal["higher", "lower", "neither"] = "higher"
 

@@ -149,7 +149,10 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Any:
-    """The class or function behind a name: in the file of that name, or anywhere if the name is dotted."""
+    """Return the class or function of a name.
+
+    It is in the file of that name, or anywhere if the name is dotted.
+    """
     if "." in name:
         return _find_outside(kind, name)
     attribute = declaration(kind, name).name
@@ -175,7 +178,7 @@ def declaration(kind: str, name: str) -> Declaration:
 
 
 def _other(kind: str, text: str) -> str:
-    """Return a hint if the text is not a name, but names a folder, a file, or a network of timm."""
+    """Return a hint if the text is a folder, a file or a network of timm instead of a name."""
     if len(text) > 200:
         return ""
     if kind == "datasets" and os.path.isdir(text):
@@ -249,7 +252,10 @@ def _find_outside(kind: str, name: str) -> Any:
 
 
 def signature(part: Any) -> inspect.Signature:
-    """Return the parameters of a class or function. Those of a function after the `*` are the arguments of a spec string."""
+    """Return the parameters of a class or function.
+
+    Parameters of a function after the `*` are the arguments of a spec string.
+    """
     try:
         return inspect.signature(part)
     except ValueError:  # some that are built into Python
@@ -268,7 +274,9 @@ def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a component as `bind` does, but import nothing of Unimetric.
+    """Return the keyword arguments of a component as `bind` does.
+
+    No component of Unimetric is imported.
 
     Raises:
         UnimetricError: The spec string is wrong, or an argument is missing or out of range.
@@ -309,7 +317,10 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
 
 
 def _check_nested(key: str, value: Any, text: str) -> None:
-    """Check the spec strings in an argument, such as `metric` in `per_source(metric='recall(k=1)')`."""
+    """Check the spec strings in an argument.
+
+    An example is `metric` in `per_source(metric='recall(k=1)')`.
+    """
     for inner in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(inner, str) or not inner:
             continue
@@ -336,7 +347,10 @@ def _is_input(part: Any, parameter: inspect.Parameter) -> bool:
 
 
 def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: Any) -> Any:
-    """Build a component: `create("losses", "margin(beta=1.2)", num_classes=100)`, `create("adapters", "puma", backbone=net)`.
+    """Build a component from its spec string.
+
+    Examples are `create("losses", "margin(beta=1.2)", num_classes=100)` and `create("adapters", "puma",
+    backbone=net)`.
 
     Args:
         kind: Folder of the component, such as `losses` or `heads`.
@@ -398,7 +412,10 @@ def open_folder(kind: str) -> ModuleType:
 
 
 class _Catalogue(ModuleType):
-    """A folder of components as a module: `losses.Margin`, `metrics.recall`. Files are imported on first use."""
+    """Folder of components as a module: `losses.Margin`, `metrics.recall`.
+
+    Files are imported on first use.
+    """
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "__all__":
@@ -422,7 +439,10 @@ class _Catalogue(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Bind a name. If a file is imported whose function has the same name, bind the function, with checked arguments."""
+        """Bind a name.
+
+        If a file is imported whose function has the same name, the function is bound, with checked arguments.
+        """
         if isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}":
             function = vars(value).get(name)
             if inspect.isfunction(function) and function.__module__ == value.__name__:

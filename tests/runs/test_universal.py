@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from unimetric.analysis.adapt import adapt
-from unimetric.analysis.ensemble import ensemble
+from unimetric.analysis.ensemble import ensemble, select_runs
 from unimetric.analysis.evaluate import evaluate
 from unimetric.analysis.figures.imbalance import imbalance
 from unimetric.analysis.figures.keep import keep_probability
@@ -198,6 +198,34 @@ def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe:
     train(narrow, tmp_path / "narrow", quiet=True)
     with pytest.raises(UnimetricError, match="must have one dimension, got 8 and 16"):
         ensemble([run, tmp_path / "narrow"])
+
+
+def test_an_ensemble_of_a_study_is_named_by_labels(run: Path, config: RunConfig, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    labels = {"a1": ("PA", "cub"), "a2": ("PA", "cars"), "b1": ("MS", "cub"), "b2": ("MS", "cars"), "b3": ("MS", "sop")}
+    for name in ("a1", "a2", "b1", "b2"):
+        shutil.copytree(run, study / name)
+    named = {name: {"method": method, "dataset": dataset} for name, (method, dataset) in labels.items()}
+    (study / "study.json").write_text(json.dumps(named))
+    assert select_runs([study], {"method": ["PA"]}) == [study / "a1", study / "a2"]
+    assert select_runs([run], {}) == [run]
+    assert select_runs([study], {"method": ["MS", "PA"], "dataset": ["cars"]}) == [study / "a2", study / "b2"]
+    out = tmp_path / "out.json"
+    done = CliRunner().invoke(app, ["ensemble", str(study), "--label", "method=PA", "--metrics", "unified", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text()) == pytest.approx(ensemble([study / "a1", study / "a2"], metrics=["unified"]))
+    for wanted, message, hint in (
+        ({"method": ["PNCA"]}, "no run of the study has method PNCA", "MS, PA"),
+        ({"methods": ["PA"]}, "no axis `methods`", "method"),
+        ({"method": ["MS"]}, "1 of 3 runs with these labels are not finished, the first is b3", "unimetric bench"),
+    ):
+        with pytest.raises(UnimetricError, match=message) as raised:
+            select_runs([study], wanted)
+        assert hint in raised.value.hint
+    with pytest.raises(UnimetricError, match="labels select runs of a study"):
+        select_runs([run], {"method": ["PA"]})
+    with pytest.raises(UnimetricError, match="must be `axis=label`, got `PA`"):
+        CliRunner().invoke(app, ["ensemble", str(study), "--label", "PA"], catch_exceptions=False)
 
 
 COUNTED = """

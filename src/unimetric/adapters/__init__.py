@@ -1,4 +1,7 @@
-"""One file per adapter: `adapter(backbone) -> backbone`. Only the inserted parameters are trainable."""
+"""One file per adapter: `adapter(backbone) -> backbone`.
+
+Only the inserted parameters are trainable.
+"""
 
 from __future__ import annotations
 

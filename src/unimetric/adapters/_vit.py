@@ -65,13 +65,16 @@ class Normalized(NamedTuple):
 
 
 def _normal(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return LayerNorm's output, the output before scale and shift, and the reciprocal standard deviation."""
+    """Apply LayerNorm, and return what its backward pass needs.
+
+    Returns the output, the output before scale and shift, and the reciprocal standard deviation.
+    """
     value, mean, rstd = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
     return value.to(dtype), torch.addcmul(-mean * rstd, x, rstd).to(dtype), rstd
 
 
 def _back(value: Tensor | None, core: Tensor | None, kept: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
-    """Compute LayerNorm's input gradient from the gradients of both outputs of `_normal`, in float32."""
+    """Compute LayerNorm's input gradient in float32 from those of both outputs of `_normal`."""
     slope = torch.zeros_like(kept, dtype=rstd.dtype) if core is None else core.to(rstd.dtype)
     slope = slope if value is None else torch.addcmul(slope, value, weight)
     zero, one = torch.zeros_like(rstd), torch.ones_like(rstd)
@@ -163,7 +166,10 @@ def run_block(
 
 
 def _half(own: Tensor, branch: Tensor | None, scale: nn.Module, drop: nn.Module, scaled: bool) -> Float[Tensor, "B N C"]:
-    """Sum one half of a block and its branch. Under autocast the sum is in half precision; the stream is float32."""
+    """Sum one half of a block and its branch.
+
+    Under autocast the sum is in half precision; the stream is float32.
+    """
     if branch is None:
         return drop(scale(own))
     return drop(scale(own + branch)) if scaled else drop(scale(own)) + branch
@@ -228,7 +234,7 @@ class Adapted(Backbone):
         return self.prompt.preference(self.patches(images))
 
     def merged(self) -> Any:
-        """Return the plain backbone if all inserted parameters fit into its weights, else this module."""
+        """Return the plain backbone if its weights can hold all inserted parameters, else self."""
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, Mergeable):

@@ -1,4 +1,4 @@
-"""Functions shared by convolutional backbones: tokens of a feature map, and frozen BatchNorm."""
+"""Shared code of convolutional backbones: feature maps as tokens, and frozen BatchNorm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def tokens_of(map_: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C"]:
 
 
 def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
-    """Freeze the scale and shift of BatchNorm if `affine`. See `rest_batchnorm` for its statistics."""
+    """Freeze the scale and shift of BatchNorm if `affine`.
+
+    See `rest_batchnorm` for its statistics.
+    """
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):
@@ -24,7 +27,10 @@ def freeze_batchnorm(network: nn.Module, *, affine: bool) -> None:
 
 
 def rest_batchnorm(network: nn.Module) -> None:
-    """Fix every BatchNorm at its stored statistics. Call this after each switch to training mode."""
+    """Fix every BatchNorm at its stored statistics.
+
+    Call this after each switch to training mode.
+    """
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()

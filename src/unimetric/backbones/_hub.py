@@ -1,4 +1,4 @@
-"""Weights from a hub: no long wait without a connection, and advice where to put a file instead."""
+"""Weights from a hub, with a short timeout and a hint where to put a file instead."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def advise_weights(name: str) -> str:
         return f"timm has no downloadable weights for `{name}`; use `weights='file.safetensors'` for a local file"
     filename = found.hf_hub_filename or "model.safetensors"
     return (
-        f"without a connection, download {constants.ENDPOINT}/{found.hf_hub_id}/resolve/main/{filename} on another machine, copy it here, and "
+        f"without a connection, download {constants.ENDPOINT}/{found.hf_hub_id}/resolve/main/{filename} elsewhere, copy it here, and "
         f"replace `pretrained=True` by `weights='path/to/{filename}'`; downloaded weights are read from {constants.HF_HUB_CACHE}"
     )

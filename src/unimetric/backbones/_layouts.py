@@ -1,4 +1,4 @@
-"""Recognize the layout of a weights file by its keys, and rename its tensors for the network.
+"""Recognize the layout of a weights file by its keys, and rename its tensors.
 
 Every rule is `(pattern, replacement)` on a key. A layout is a list of rules, applied in order.
 Nothing here depends on a file or a network.
@@ -35,7 +35,7 @@ class Layout:
 
 
 def _next(prefix: str, *, of: int = 1) -> Callable[[re.Match[str]], str]:
-    """Return a replacement that adds 1 to a number, for layouts that count from 0 instead of 1."""
+    """Return a replacement that adds 1 to a number, for layouts that count from 0, not 1."""
     return lambda match: prefix + str(int(match[of]) + 1)
 
 

@@ -13,7 +13,7 @@ from unimetric.errors import UnimetricError
 
 
 def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
-    """Read the tensors of a `.safetensors` or `.pth` file without running code that it may contain.
+    """Read the tensors of a `.safetensors` or `.pth` file without running code in it.
 
     Args:
         path: Path of the file.

@@ -1,4 +1,4 @@
-"""BN-Inception, a standard backbone of metric learning for years, no longer part of any library."""
+"""BN-Inception, long a standard backbone of metric learning, now in no library."""
 
 from __future__ import annotations
 

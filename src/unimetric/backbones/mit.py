@@ -1,4 +1,4 @@
-"""Mix Transformer, the encoder of SegFormer and the backbone of the coded residual transform."""
+"""Mix Transformer: encoder of SegFormer and backbone of the coded residual transform."""
 
 from __future__ import annotations
 

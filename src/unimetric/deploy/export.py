@@ -66,7 +66,9 @@ def _check_out(out: Path) -> None:
 
 
 def without_folders(text: str) -> str:
-    r"""Reduce the absolute paths of a spec string to their last part, because they are of no use on another machine.
+    r"""Reduce the absolute paths in a spec string to their last part.
+
+    The folders are of no use on another machine.
 
     >>> without_folders("folder(root='/data/birds', train=0.5)")
     "folder(root='birds', train=0.5)"

@@ -27,7 +27,7 @@ def pool_tokens(tokens: Float[Tensor, "B N C"], pool: str) -> Float[Tensor, "B C
 
 
 def init_kaiming(layer: nn.Linear) -> None:
-    """Draw the weights from a normal distribution with variance 2 / outputs and set the bias to zero."""
+    """Draw weights from a normal distribution of variance 2 / outputs; set the bias to zero."""
     nn.init.kaiming_normal_(layer.weight, mode="fan_out")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

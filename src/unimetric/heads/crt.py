@@ -210,7 +210,7 @@ def _linear(inputs: int, outputs: int, init: str) -> nn.Linear:
 
 
 class _Coder(nn.Module):
-    """Prototypes, the residuals from them, and the first layer of each Gamma_k before its GELU.
+    """Prototypes, residuals from them, and the first layer of each Gamma_k before its GELU.
 
     Shape:
         positions (B, N, L) -> (K, B, H)

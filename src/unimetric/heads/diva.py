@@ -52,7 +52,7 @@ class Diva(Head):
         return _join(branches, self.weights)
 
     def variants(self, embeddings: Float[Tensor, "B E"]) -> dict[str, Float[Tensor, "B E"]]:
-        """Compute the embeddings with each published weighting from those with the head's own weights.
+        """Compute the embeddings with each published weighting from the head's own embeddings.
 
         Returns an empty dictionary if one of the head's own weights is 0, because the embedding then lacks that branch.
         """

@@ -12,7 +12,7 @@ from unimetric.kinds import Head
 
 
 class Mlp(Head):
-    """Multilayer perceptron with GELU and without normalization, on the backbone's global token.
+    """Multilayer perceptron with GELU and without normalization, on the global token.
 
     The defaults are the MLP-3 baseline of PUMA.
 

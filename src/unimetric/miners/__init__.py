@@ -1,6 +1,7 @@
-"""One file per miner: `miner(similarity (B, R), pairs) -> Pairs | Triplets`, without gradient.
+"""One file per miner: `miner(similarity (B, R), pairs) -> Pairs | Triplets`.
 
-The attribute `gives` is the type that the miner returns. The interface is `kinds.Miner`.
+Miners compute no gradient. The attribute `gives` is the type that the miner returns. The interface is
+`kinds.Miner`.
 """
 
 from __future__ import annotations

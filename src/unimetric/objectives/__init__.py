@@ -1,4 +1,7 @@
-"""One file per objective: `objective(output, labels) -> {"name": term}`. The interface is `kinds.Objective`."""
+"""One file per objective: `objective(output, labels) -> {"name": term}`.
+
+The interface is `kinds.Objective`.
+"""
 
 from __future__ import annotations
 

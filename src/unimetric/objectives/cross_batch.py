@@ -87,7 +87,10 @@ class CrossBatch(Objective):
 
     @torch.no_grad()
     def _enqueue(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"]) -> tuple[Memory, Tensor]:
-        """Write the batch into the ring buffer. Return its content, and whether the memory is in use."""
+        """Write the batch into the ring buffer.
+
+        Returns the content of the buffer, and whether the memory is in use.
+        """
         batch = len(labels)
         _check_room(self.size, batch)
         steps, slot, filled = self.state.clone()

@@ -124,7 +124,10 @@ _REDUCTIONS = {"mean": lambda x: x.mean(), "row": lambda x: x.sum() / len(x), "s
 
 
 def likeness(prototypes: Float[Tensor, "K L"]) -> Float[Tensor, ""]:
-    """Return the mean absolute cosine similarity between different prototypes; zero for one prototype."""
+    """Return the mean absolute cosine similarity between different prototypes.
+
+    Zero for one prototype.
+    """
     count = len(prototypes)
     # The matrix is symmetric, so one triangle without the diagonal has every pair.
     return cosines(prototypes).abs().triu(1).sum() * (2 / max(1, count * (count - 1)))

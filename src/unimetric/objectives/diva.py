@@ -149,7 +149,10 @@ class Diva(Objective):
 
     @torch.no_grad()
     def _look(self, output: Output) -> Float[Tensor, "B D"]:
-        """Keys: what the moving average makes of the second view. Without a network to follow, the branch itself."""
+        """Return the keys: embeddings of the second view by the moving average.
+
+        Without a moving average, they are the embeddings of the branch itself.
+        """
         if self.teacher is None:
             return unit(output.branches[2]).clone()
         view = output.views[0]

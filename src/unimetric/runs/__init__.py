@@ -1,1 +1,1 @@
-"""Opening a run: folder, storage, cluster, device, rows, model, weights, embeddings, display."""
+"""Open a run: folder, storage, cluster, device, rows, model, weights, embeddings, display."""

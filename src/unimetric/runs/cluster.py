@@ -43,7 +43,10 @@ def connect(address: str) -> Any:
 
 
 def _check_reachable(address: str, hint: str) -> None:
-    """Raise an error if nothing listens at an address with a port. Ray itself would try for minutes."""
+    """Raise an error if nothing listens at an address with a port.
+
+    Ray itself would try for minutes.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return

@@ -81,7 +81,9 @@ def describe_progress(name: str, done: int, total: int, steps: int, seconds: flo
 
 
 def source_table(values: Mapping[str, float], *, width: int = 120) -> tuple[dict[str, float], list[str]]:
-    """Separate the values of single datasets, and format them as a table with one column per dataset.
+    """Separate the values of single datasets, and format them as a table.
+
+    The table has one column per dataset.
 
     Args:
         values: Metric values by key. Those of a dataset have keys such as `test/per_source/cub200`.
@@ -124,9 +126,9 @@ def _duration(seconds: float) -> str:
 
 
 class _Console(Console):
-    """Console that discards its output if nobody reads it any more, as in `unimetric train | head -1`.
+    """Console that discards its output after its pipe closes: `unimetric train | head -1`.
 
-    The work goes on. The default of `rich` is to exit, without a checkpoint.
+    The work continues. The default of `rich` is to exit, without a checkpoint.
     """
 
     def on_broken_pipe(self) -> None:

@@ -32,7 +32,9 @@ def embed(
     read: Callable[[Any], Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Float[Tensor, "N D"]:
-    """Compute the raw embeddings of some rows, in float32 on the device. Each rank embeds a slice of them.
+    """Compute the raw embeddings of some rows, in float32 on the device.
+
+    Each rank embeds a slice of the rows.
 
     Args:
         fabric: Fabric of the run.

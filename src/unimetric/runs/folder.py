@@ -86,7 +86,9 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def check_settings(config: RunConfig, notes: dict[str, Any], weights: Path) -> None:
-    """Raise an error if weights were trained with other settings. Weights of earlier versions do not store theirs.
+    """Raise an error if weights were trained with other settings.
+
+    Weights of earlier versions do not store their settings.
 
     Args:
         config: Settings of the run.
@@ -104,7 +106,9 @@ def check_settings(config: RunConfig, notes: dict[str, Any], weights: Path) -> N
 
 
 def check_own_images(run: str | Path, config: RunConfig, table: Table, parts: Mapping[str, np.ndarray]) -> None:
-    """Raise an error if the images of a run have changed since it started. A replaced dataset or split is not compared.
+    """Raise an error if the images of a run have changed since it started.
+
+    A replaced dataset or split is not compared.
 
     Args:
         run: Run folder.
@@ -161,7 +165,10 @@ _BEGUN = (".lock", ".config.toml.")
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:
-    """Raise an error unless a folder is empty or belongs to the same run, perhaps with fewer epochs."""
+    """Raise an error unless a folder is empty or belongs to the same run.
+
+    The run in the folder may have fewer epochs.
+    """
     try:
         known = (folder / "config.toml").is_file()
         strange = folder.exists() and (not folder.is_dir() or any(not each.name.startswith(_BEGUN) for each in folder.iterdir()))
@@ -183,7 +190,10 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _check_longer(config: RunConfig, other: RunConfig, folder: Path) -> None:
-    """Raise an error unless a run with more epochs can start from the checkpoint of a shorter one, with the same result."""
+    """Raise an error unless a longer run can start from the checkpoint of a shorter one.
+
+    It can if the result is that of an uninterrupted run.
+    """
     problem = f"{folder}: contains a run with `epochs = {other.epochs}`, which cannot become {config.epochs}"
     hint = "choose another --out, or remove the folder"
     if config.epochs < other.epochs:

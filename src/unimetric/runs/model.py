@@ -81,7 +81,10 @@ def adapted(backbone: Backbone, config: RunConfig) -> Backbone:
 
 
 def loss_of(config: RunConfig) -> str:
-    """Return the spec string of a run's loss: that of its objective, as in `s2sd(loss='triplet')`, or else `loss`."""
+    """Return the spec string of a run's loss.
+
+    It is that of the objective, as in `s2sd(loss='triplet')`, or else `loss`.
+    """
     return bind("objectives", config.objective, **OFFERED | {"loss": config.loss})[1].get("loss", config.loss)
 
 

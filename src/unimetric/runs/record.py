@@ -1,4 +1,7 @@
-"""`data.json`: the images of a run, and checksums of the files of a finished run. No torch."""
+"""`data.json`: the images of a run, and checksums of its files. No torch.
+
+Checksums are those of a finished run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ SEALED = ("done", "metrics.jsonl", "environment.json", "skipped.txt")
 
 
 class Image(NamedTuple):
-    """Identity of an image: relative path, bytes, modification time in nanoseconds, and class. In a pack, the time is 0."""
+    """Identity of an image: relative path, bytes, modification time, and class.
+
+    The time is in nanoseconds. It is 0 in a pack.
+    """
 
     name: str
     size: int
@@ -60,7 +66,10 @@ def _size_and_time(path: str) -> tuple[int, int]:
 
 
 def describe_packs(table: Table) -> list[list[str]]:
-    """Return name and hash of each pack of a table. A pack stores the hash, so no image is read."""
+    """Return name and hash of each pack of a table.
+
+    A pack stores the hash, so no image is read.
+    """
     files = dict.fromkeys(location[0] for location in map(located, table.paths) if location)
     return [[os.path.basename(file), opened(file).fingerprint] for file in files]
 
@@ -100,7 +109,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """Read `data.json`, or return None if an earlier version made the folder. A damaged file is an error."""
+    """Read `data.json`, or return None if an earlier version made the folder.
+
+    A damaged file is an error.
+    """
     path = folder / RECORD
     hint = "restore the file, or remove it to continue without comparing the images"
     try:
@@ -163,7 +175,9 @@ def _differences(before: list[Image], now: list[Image]) -> dict[str, list[str]]:
 
 
 def seal_files(folder: Path, *, finished: bool) -> None:
-    """Add the checksums of the small files to `data.json` when a run is finished; remove old ones if it is not.
+    """Add the checksums of the small files of a finished run to `data.json`.
+
+    If the run is not finished, old checksums are removed.
 
     Args:
         folder: Run folder.
@@ -200,7 +214,7 @@ def _hash(path: Path) -> str:
 
 
 def finished_lines(folder: Path, upto: int) -> list[str]:
-    """Return the lines of `metrics.jsonl` up to an epoch. Lines that were not written completely are skipped.
+    """Return the complete lines of `metrics.jsonl` up to an epoch.
 
     Args:
         folder: Run folder.

@@ -15,7 +15,8 @@ from unimetric.spec import bind, create
 def read_table(config: RunConfig) -> tuple[Table, Split]:
     """Read the dataset of a run, and its rows of training, validation and test."""
     table: Table = create("datasets", config.dataset)
-    return table, make_split(config, table)
+    split = make_split(config, table)
+    return split.assign(table), split
 
 
 def make_split(config: RunConfig, table: Table) -> Split:
@@ -27,7 +28,9 @@ def make_split(config: RunConfig, table: Table) -> Split:
 def readable(
     config: RunConfig, table: Table, rows: np.ndarray, *, progress: Progress | None = None
 ) -> tuple[np.ndarray, list[tuple[str, str]]]:
-    """Remove the images that cannot be read, if `on_bad_picture` is `skip`. Packs contain none.
+    """Remove the images that cannot be read, if `on_bad_picture` is `skip`.
+
+    Packs contain no such images.
 
     Args:
         config: Settings of the run.

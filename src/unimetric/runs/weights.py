@@ -103,9 +103,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
 
 
 def read_tensors(path: Path, hint: str = "remove the file to restart from scratch") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of `write_tensors`. A damaged or modified file raises an error with this hint.
+    """Read a file of `write_tensors`.
 
-    Files of earlier versions have no hash.
+    A damaged or modified file raises an error with the hint. Files of earlier versions have no hash.
     """
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""One file per sampler: the rows of every batch, as `(batch_size,)` arrays of row numbers of the training set.
+"""One file per sampler: the rows of every batch, numbered within the training set.
 
     sampler = create("samplers", "samples_per_class(n=2)", labels=labels, batch_size=112, seed=0)
     sampler.epoch = 3

@@ -1,4 +1,4 @@
-"""Memory of the embedded samplers: embeddings of the training set, and the batches selected from them."""
+"""Memory of the embedded samplers: training embeddings, and batches selected from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared draws of the samplers: rows grouped by class, balanced groups, strides within a class."""
+"""Draws shared by samplers: rows by class, balanced groups, strides within a class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from unimetric.errors import UnimetricError
 
 @dataclass(frozen=True)
 class Classes:
-    """Rows of each class. Labels may be any integers; classes are numbered 0..C-1 in their order.
+    """Rows of each class.
+
+    Labels may be any integers; classes are numbered 0..C-1 in their order.
 
     Args:
         rows: (N,) row numbers, sorted by class.
@@ -64,7 +66,7 @@ def groups_per_batch(batch_size: int, n: int) -> int:
 
 
 def balanced_groups(items: int, size: int, groups: int, rng: np.random.Generator) -> Int[np.ndarray, "groups size"]:
-    """Draw groups of distinct items from a permutation, and permute again whenever it is used up.
+    """Draw groups of distinct items from a permutation; permute again when it is used up.
 
     Every item is drawn equally often, up to one, and each group by itself is a random set.
     """
@@ -85,10 +87,10 @@ def balanced_groups(items: int, size: int, groups: int, rng: np.random.Generator
 
 
 def sample_within_classes(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random.Generator) -> Int[np.ndarray, "indices"]:
-    """Draw indices within each class, class by class, without repeats until a class is used up.
+    """Draw indices within each class, without repeats until a class is used up.
 
-    Starts at a random index and advances by a constant stride that has no common divisor with the
-    size. Takes O(indices), however large the classes are.
+    Indices are ordered class by class. Starts at a random index and advances by a constant stride that has no
+    common divisor with the size. Takes O(indices), however large the classes are.
     """
     stride = np.ones_like(size)
     for _ in range(6):  # most strides are valid; if none of six is, the stride is 1

@@ -15,10 +15,10 @@ NO_PAIR = 63
 def pair_histograms(
     points: Float[Tensor, "S D"], subsets: Int[Tensor, "m B"], *, bins: int
 ) -> tuple[Float[Tensor, "bins"], Float[Tensor, "m bins"], Float[Tensor, ""]]:
-    """Compute histograms of the Euclidean distances within a set of unit vectors and within subsets.
+    """Compute histograms of the distances within a set of unit vectors and within subsets.
 
-    All share the bins of the whole set, from its smallest distance to its largest. Every pair is
-    assigned to its bin once; the subsets read theirs from that table.
+    Distances are Euclidean. All share the bins of the whole set, from its smallest distance to its largest.
+    Every pair is assigned to its bin once; the subsets read theirs from that table.
 
     Args:
         points: Unit vectors.
@@ -103,9 +103,9 @@ def _layout(size: int, parts: int, device: torch.device) -> tuple[list[tuple[int
 
 @lru_cache(maxsize=4)
 def _pairs(size: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the flat indices of every pair of rows of a (size, columns) matrix, for each column.
+    """Return the flat indices of every pair of rows of a matrix, for each column.
 
-    A flat matrix is read much faster.
+    The matrix has shape (size, columns). A flat matrix is read much faster.
     """
     indices = torch.triu_indices(size, size, 1)[:, :, None] * columns + torch.arange(columns)
     first, second = indices.flatten(1)

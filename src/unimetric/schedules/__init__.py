@@ -1,6 +1,6 @@
-"""One file per schedule: `schedule(progress, epochs, *, ...) -> factor` of every learning rate.
+"""One file per schedule: `schedule(progress, epochs, *, ...) -> factor`.
 
-`progress` is the number of epochs done, fractions included.
+The factor multiplies every learning rate. `progress` is the number of epochs done, fractions included.
 """
 
 from __future__ import annotations

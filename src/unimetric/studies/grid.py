@@ -66,7 +66,10 @@ MOST = 10_000
 
 
 def _check_size(settings: dict[str, Any], place: str) -> None:
-    """Raise an error if a grid has too many combinations, which are counted without listing them."""
+    """Raise an error if a grid has too many combinations.
+
+    They are counted without listing them.
+    """
     lengths = {key: sum(_count(item) for item in value) for key, value in settings.items() if is_axis(key, value)}
     count = math.prod(lengths.values())
     if count > MOST:
@@ -78,7 +81,10 @@ def _check_size(settings: dict[str, Any], place: str) -> None:
 
 
 def _count(value: Any) -> int:
-    """Return the number of points of one value of an axis: more than one for a table with lists."""
+    """Return the number of points of one value of an axis.
+
+    A table with lists has more than one.
+    """
     if not isinstance(value, dict):
         return 1
     return math.prod(sum(_count(item) for item in each) for key, each in value.items() if is_axis(key, each))

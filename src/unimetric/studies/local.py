@@ -1,4 +1,7 @@
-"""Execute a study on this machine: each run in its own process, one after another or several at once."""
+"""Execute a study on this machine, each run in its own process.
+
+Runs are executed one after another or several at once.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +189,10 @@ def _peak(place: str, run_id: str) -> float:
 
 
 def _reason(child: _Child) -> str:
-    """Return why a run failed: the last error in its log, or its last line, and the signal that ended it."""
+    """Return why a run failed: the last error or line of its log, and the signal.
+
+    The signal is the one that ended the run, if any.
+    """
     text = child.log.read_bytes()[child.logged :].decode(errors="replace") if child.log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line.split(":")[0]]

@@ -1,4 +1,4 @@
-"""The batches of an epoch: row indices, augmented views and labels, as a training step takes them."""
+"""Batches of an epoch, as a training step takes them: rows, augmented views, labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the objective and the optimizer of a run, and check that its components fit together."""
+"""Build the objective and the optimizer of a run, and check that components fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from unimetric.spec import bind, create, find, parse, signature
 
 
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Objective:
-    """Build the objective of a run, and pass it the model. Call it before either moves to the device.
+    """Build the objective of a run, and pass it the model.
+
+    Call this before either moves to the device.
 
     Args:
         config: Settings of the run.
@@ -47,9 +49,10 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Obj
 
 
 def check_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
-    """Check the sizes that the settings write out: `features` of the head, `num_classes` and `dim` of the loss.
+    """Check the sizes that the settings write out.
 
-    Third-party components are skipped, because their arguments may have other meanings.
+    These are `features` of the head, and `num_classes` and `dim` of the loss. Third-party components are
+    skipped, because their arguments may have other meanings.
 
     Args:
         config: Settings of the run.
@@ -72,7 +75,7 @@ def check_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
 
 
 def build_optimizer(config: RunConfig, model: Model, objective: Objective) -> torch.optim.Optimizer:
-    """Build the optimizer, with groups for the backbone, the head and the modules of the objective.
+    """Build the optimizer, with groups for the backbone, the head and the objective.
 
     Args:
         config: Settings of the run.
@@ -103,7 +106,9 @@ def build_optimizer(config: RunConfig, model: Model, objective: Objective) -> to
 
 
 def check_fit(config: RunConfig, place: str) -> None:
-    """Check that the components of a run fit together, without images and without pretrained weights.
+    """Check that the components of a run fit together, without images and weights.
+
+    No pretrained weights are read.
 
     Args:
         config: Settings of the run.

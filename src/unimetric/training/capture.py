@@ -48,10 +48,10 @@ def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph
 
 
 def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """Compile a graph with inductor, its value and gradient together. This is a backend of `torch.compile`.
+    """Compile a graph with inductor, its value and gradient together.
 
-    A graph that returns anything but one number, or that was captured under autocast, is compiled as
-    it is: forward and backward apart.
+    This is a backend of `torch.compile`. A graph that returns anything but one number, or that was captured
+    under autocast, is compiled as it is: forward and backward apart.
 
     Args:
         graph: Captured graph.
@@ -132,7 +132,10 @@ def _one_number(graph: fx.GraphModule) -> bool:
 
 
 def _count_in_32_bits(graph: fx.GraphModule) -> None:
-    """Compare labels by halves, and count in int32: inductor does not vectorize wider masks and sums of truth values."""
+    """Compare labels by halves, and count in int32.
+
+    Inductor does not vectorize wider masks and sums of truth values.
+    """
     aten, convert, nodes = torch.ops.aten, torch.ops.prims.convert_element_type.default, graph.graph
 
     def half(labels: fx.Node, shift: int) -> fx.Node:
@@ -163,9 +166,9 @@ def _count_in_32_bits(graph: fx.GraphModule) -> None:
 
 
 def _add_rows(graph: fx.GraphModule) -> None:
-    """Add the gradients of selected rows row by row: inductor adds entries one by one, each under a lock.
+    """Add the gradients of selected rows row by row.
 
-    All rows in order are replaced by the matrix itself.
+    Inductor adds entries one by one, each under a lock. All rows in order are replaced by the matrix itself.
     """
     aten, nodes = torch.ops.aten, graph.graph
 
@@ -194,7 +197,10 @@ def _add_rows(graph: fx.GraphModule) -> None:
 
 
 def _make_once(graph: fx.GraphModule) -> None:
-    """Store a gradient before it is added to its transpose: otherwise each entry is computed twice."""
+    """Store a gradient before it is added to its transpose.
+
+    Otherwise, each entry is computed twice.
+    """
     import torch._inductor.inductor_prims  # makes the operator known
 
     aten, nodes = torch.ops.aten, graph.graph

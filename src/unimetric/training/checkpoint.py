@@ -1,4 +1,7 @@
-"""Checkpoints: everything that a run needs to resume, in one safetensors file, written atomically."""
+"""Checkpoints: all that a run needs to resume, in one safetensors file.
+
+The file is written atomically.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def resume(state: TrainingState, folder: Path) -> Progress:
-    """Load the checkpoint of a run folder into the state, if there is one, and fill the sampler's memory.
+    """Load the checkpoint of a run folder, if there is one, and fill the sampler's memory.
 
     Args:
         state: State of the run.
@@ -78,7 +81,9 @@ def describe_execution(state: TrainingState) -> list[str]:
 
 
 def check_data(state: TrainingState, folder: Path) -> None:
-    """Raise an error if a run would resume with other images. Call this before any file of the folder changes.
+    """Raise an error if a run would resume with other images.
+
+    Call this before any file of the folder changes.
 
     Args:
         state: State of the run.

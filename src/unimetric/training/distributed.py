@@ -1,4 +1,4 @@
-"""Gather the outputs of several ranks, so that each rank computes the loss of the whole batch."""
+"""Gather the outputs of all ranks, so that each computes the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def gather(fabric: Fabric, output: Output, reads: tuple[str, ...]) -> Output:
 
 
 def warn_of_batch_norm(fabric: Fabric, model: nn.Module, display: Display) -> None:
-    """Print a line if batch statistics depend on the number of ranks: each one normalizes its slice of the batch.
+    """Print a line if batch statistics depend on the number of ranks.
+
+    Each rank normalizes its slice of the batch.
 
     Args:
         fabric: Fabric of the run.

@@ -47,7 +47,10 @@ def format_log_line(line: dict[str, Any], epochs: int) -> str:
 
 
 def _with_values(words: list[str], values: dict[str, float]) -> str:
-    """Return a line of words and metric values without singular values, and below it a table of the values of single datasets."""
+    """Return a line of words and metric values, and below it a table of single datasets.
+
+    Singular values are excluded.
+    """
     values, table = source_table(
         {key: value for key, value in values.items() if not re.search(r"(singular_values|class_spectra)\b.*/\d+$", key)}
     )
@@ -109,7 +112,9 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
 
 
 class Log:
-    """`metrics.jsonl` and the loggers of Fabric. Lines of epochs that will be repeated are removed.
+    """`metrics.jsonl` and the loggers of Fabric.
+
+    Lines of epochs that will be repeated are removed.
 
     Args:
         folder: Run folder.
@@ -139,7 +144,9 @@ class Log:
 
 
 def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
-    """Print the sizes of the run, evaluate the raw backbone and the model before the first step, and log both.
+    """Print the sizes of the run, and evaluate and log its starting point.
+
+    The starting point is the raw backbone and the model before the first step.
 
     Args:
         state: State of the run.

@@ -85,7 +85,9 @@ class Progress:
         return self.best["line"] | {key: value for key, value in more.items() if value}
 
     def warning(self, state: TrainingState) -> str:
-        """Return a sentence if the best epoch is not better than the raw backbone, or is the untrained model, else nothing.
+        """Return a sentence if training did not help, else "".
+
+        It did not help if the best epoch is not better than the raw backbone, or is the untrained model.
 
         Args:
             state: State of the run.
@@ -103,7 +105,9 @@ class Progress:
 
 
 class Meter:
-    """Mean loss, terms and speed of an epoch. The loss is read back from the device only if asked for.
+    """Mean loss, terms and speed of an epoch.
+
+    The loss is read from the device only on request.
 
     Args:
         state: State of the run.

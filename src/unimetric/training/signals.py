@@ -12,7 +12,10 @@ from unimetric.images.workers import SIGNALS
 
 
 class Signals:
-    """Context in which SIGINT and SIGTERM only request a stop. A second signal has its usual effect."""
+    """Context in which SIGINT and SIGTERM only request a stop.
+
+    A second signal has its usual effect.
+    """
 
     def __init__(self) -> None:
         self.requested = False

@@ -99,7 +99,7 @@ class TrainingState:
 
     @property
     def chosen_on(self) -> str:
-        """The part of the split that selects the best epoch: `validation` if there is one, else `test`."""
+        """Part of the split that selects the best epoch: `validation` if it exists, else `test`."""
         return "validation" if len(self.split.validation) else "test"
 
     @cached_property
@@ -169,9 +169,10 @@ class Learner:
 
 
 def build_training_state(config: RunConfig, fabric: Fabric, display: Display) -> TrainingState:
-    """Build each thing once, and raise an error for components that do not fit before an image is read.
+    """Build all parts of a run, each once.
 
-    If images are skipped, the model, the objective and the sampler are built again for the remaining classes.
+    Components that do not fit raise an error before an image is read. If images are skipped, the model, the
+    objective and the sampler are built again for the remaining classes.
 
     Args:
         config: Settings of the run.
@@ -268,7 +269,7 @@ def skip_unreadable(config: RunConfig, table: Table, split: Split, display: Disp
 
 
 def count_per_dataset(table: Table, split: Split) -> dict[str, tuple[int, int]]:
-    """Return the numbers of training images and classes per dataset, if there are several datasets."""
+    """Return the numbers of training images and classes per dataset, if there are several."""
     if len(table.source_names) < 2:
         return {}
     source, labels = table.source[split.train], table.labels[split.train]
@@ -298,7 +299,9 @@ def embed_rows(state: TrainingState, rows: np.ndarray, *, model: Any = None, rea
 
 
 def embed_with_features(state: TrainingState, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return the embeddings of some rows, and the raw backbone's own features: its global token, without adapter and head.
+    """Return the embeddings of some rows, and the features of the raw backbone.
+
+    The features are its global token, without adapter and head.
 
     Args:
         state: State of the run, before the first step.
@@ -328,7 +331,9 @@ def measured_parts(state: TrainingState) -> list[tuple[str, np.ndarray, list[str
 
 
 def evaluate_splits(state: TrainingState) -> dict[str, float]:
-    """Compute every metric on its part of the split: the validation and test classes, or the training images.
+    """Compute every metric on its part of the split.
+
+    The parts are the validation and test classes, and the training images.
 
     Returns:
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
@@ -358,7 +363,9 @@ def evaluate_starting_point(state: TrainingState) -> tuple[dict[str, float], dic
 
 
 def measure_embeddings(state: TrainingState, part: str, rows: np.ndarray, metrics: list[str], embeddings: Tensor) -> dict[str, float]:
-    """Compute metrics of some rows' embeddings, and of the variants of the head, in the geometry of the run.
+    """Compute metrics of the embeddings of some rows, and of the variants of the head.
+
+    They are computed in the geometry of the run.
 
     Args:
         state: State of the run.

@@ -1,7 +1,7 @@
-"""One file per transform: `transform(*, ...) -> Recipe`: how images are cropped in training and in testing.
+"""One file per transform: `transform(*, ...) -> Recipe`.
 
-A recipe is data, not code. It is executed in batches on the device, or per image in the workers that
-decode files, with the same crop boxes.
+A recipe defines how images are cropped in training and in testing. A recipe is data, not code. It is executed
+in batches on the device, or per image in the workers that decode files, with the same crop boxes.
 """
 
 from __future__ import annotations
