@@ -7,10 +7,11 @@ Measures the time of forward plus backward, the extra memory, and the synchroniz
     python benchmarks/losses.py --compile              # compiles Unimetric only: the other library has data-dependent shapes
     python benchmarks/losses.py --batches 112 --only margin,triplet
 
-Both libraries alternate in one process, and the medians are compared. A turn lasts at least 50 ms, so that a short step does not include
-the wake-up of idle threads; `--turn 0` times single steps. Each case runs in a separate process, so that a library that runs out of memory
-or time does not end the benchmark. If pytorch-metric-learning is not installed, `--peer-path` names its folder. Without it, Unimetric is
-timed alone.
+Both libraries alternate in one process, at least five turns each, and the medians are compared. The JSON file also has the best turns and
+the processor time of all threads, which other programs disturb less (`cpu` below is the ratio of its medians). A turn lasts at least 50 ms,
+so that a short step does not include the wake-up of idle threads; `--turn 0` times single steps. Each case runs in a separate process, so
+that a library that runs out of memory or time does not end the benchmark. If pytorch-metric-learning is not installed, `--peer-path` names
+its folder. Without it, Unimetric is timed alone.
 
 The matrix products of each case are timed as well. Every loss that compares a batch needs them, so they bound the ratio that any code can
 reach on this machine.
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _machine import Stolen, processor
 
 from unimetric.geometry import Triplets, compare
 from unimetric.spec import create, find, names
@@ -135,8 +137,10 @@ def main() -> None:
     known = {text.split("(")[0] for text, _ in PEERS}
     every = [*PEERS, *((name, "") for name in names("losses") if name not in known)]  # a new loss is timed alone
     cases = [case for case in every if not wanted or case[0].split("(")[0] in wanted]
-    how = "unimetric compiled, " if options.compile else ""
-    print(f"torch {torch.__version__}, {peer or 'no peer'}, {how}{options.device}, {options.threads} threads, dimension {DIM}\n")
+    how = "unimetric compiled, " if options.compile else "not compiled, "
+    print(f"torch {torch.__version__}, {peer or 'no peer'}, {how}{options.device}, {options.threads} threads, dimension {DIM}")
+    print(f"{processor()}\n")
+    stolen = Stolen()
     if options.compile and options.device == "cpu":
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
@@ -146,6 +150,7 @@ def main() -> None:
         rows += table(cases, batch, bool(peer), options)
     if options.device == "cuda":
         count_miners_apart(options)
+    print(stolen)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1))
 
@@ -154,7 +159,7 @@ def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpars
     per_class = PER_CLASS.get(batch, 4)
     print(f"batch {batch}, {per_class} per class, {classes_of(batch)} classes; ms forward plus backward, additional MiB")
     copies = "  copies from device" if options.device == "cuda" else ""
-    print(f"{'loss':<44}{'miner':<20}{'unimetric':>10}{'PML':>14}{'ratio':>9}{'MiB':>10}{'MiB PML':>14}{copies}")
+    print(f"{'loss':<44}{'miner':<20}{'unimetric':>10}{'PML':>14}{'ratio':>9}{'cpu':>7}{'MiB':>10}{'MiB PML':>14}{copies}")
     rows: list[dict[str, Any]] = []
     for case, row in measure(cases, batch, peer, options):
         row |= {"loss": case[0], "miner": case[1], "batch": batch, "device": options.device}
@@ -167,7 +172,8 @@ def table(cases: list[tuple[str, str]], batch: int, peer: bool, options: argpars
         elif stopped:
             ratio = ""
         line = f"{case[0]:<44}{case[1]:<20}{number(row.get('ours')):>10}{stopped or number(theirs):>14}{ratio:>9}"
-        line += f"{number(row.get('ours_mib')):>10}{number(row.get('theirs_mib')):>14}"
+        cpu = f"{row['theirs_cpu'] / row['ours_cpu']:.1f}" if row.get("ours_cpu") and row.get("theirs_cpu") else ""
+        line += f"{cpu:>7}{number(row.get('ours_mib')):>10}{number(row.get('theirs_mib')):>14}"
         print(line + (f"  {row.get('ours_copies', '?')} / {row.get('theirs_copies', '?')}" if copies else ""), flush=True)
     summary(rows, options.limit)
     return rows
@@ -336,13 +342,18 @@ def one_case(case: tuple[str, str], embeddings: Any, labels: Any, small: Any, pe
             speak.send({f"{name}_copies": copies_from_device(lambda step=step: step(embeddings, labels))})
     turns: dict[str, list[float]] = {name: [] for name, _ in steps}
     counts = {name: max(1, round(options.turn / 1000 / seconds)) for name, seconds in once.items()}
-    rounds = max(3, min(200, int(options.seconds / max(sum(counts[name] * once[name] for name in once), 1e-6))))
+    rounds = max(5, min(200, int(options.seconds / max(sum(counts[name] * once[name] for name in once), 1e-6))))
     if sum(once.values()) > 10:
         rounds = 1  # one more than the first
+    cpu: dict[str, list[float]] = {name: [] for name, _ in steps}
     for _ in range(rounds):
         for name, step in steps:
+            before = time.process_time()
             turns[name].append(timed(step, embeddings, labels, count=counts[name]))
-    speak.send({name: statistics.median(values) * 1000 for name, values in turns.items()})
+            cpu[name].append((time.process_time() - before) / counts[name])
+    for kind, values in (("", turns), ("_cpu", cpu)):
+        speak.send({f"{name}{kind}": statistics.median(each) * 1000 for name, each in values.items()})
+        speak.send({f"{name}{kind}_best": min(each) * 1000 for name, each in values.items()})
 
 
 def bare_products(loss: torch.nn.Module, classes: int, embeddings: torch.Tensor) -> Callable[..., None]:

@@ -14,6 +14,7 @@ from unimetric.geometry import (
     distances,
     draw,
     euclidean,
+    exclusion,
     log1p_sum_exp,
     log_sum_exp,
     masked_max,
@@ -155,3 +156,15 @@ def test_dice_on_a_cpu_throw_what_tensors_would(seed: int) -> None:
 def test_types_stay_as_they_are(dtype: torch.dtype) -> None:
     z, y = batch()
     assert compare(z.to(dtype), y)[0].dtype == dtype
+
+
+def test_exclusion_equals_a_mask_without_its_cost() -> None:
+    values = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(1)) > 0.5
+    mask[3] = False  # a row without entries
+    results = []
+    for rivals in ((values + exclusion(values, mask)).logsumexp(-1), log_sum_exp(values, mask)):
+        loss = torch.nn.functional.softplus(rivals)
+        results.append((loss.detach(), *torch.autograd.grad(loss.sum(), values)))
+    torch.testing.assert_close(results[0], results[1])
+    assert not results[0][1][~mask].any()

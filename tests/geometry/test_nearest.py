@@ -60,13 +60,29 @@ def test_half_the_products_find_the_same(k, count):
 def test_half_the_products_are_taken_where_everyone_asks(monkeypatch):
     monkeypatch.setattr(unimetric.geometry.nearest, "_SIDE", 128)
     taken = []
-    monkeypatch.setattr(unimetric.geometry.nearest, "mutual", lambda *arguments, side: taken.append(side) or mutual(*arguments, side=side))
+    monkeypatch.setattr(
+        unimetric.geometry.nearest, "mutual", lambda *arguments, side, **rest: taken.append(side) or mutual(*arguments, side=side, **rest)
+    )
     points = torch.randn(300, 8, dtype=torch.float64)
     everyone = torch.arange(300)
     for asking, own in ((points, everyone), (points[:299], everyone[:299]), (points, everyone.flip(0)), (points, None)):
         expected = slowly(asking @ points.T, 4, None if own is None else own.tolist())[1]
         assert torch.equal(everything(asking, points, 4, own=own)[1], expected)
-    assert taken == [128]
+    assert taken == [64]
+
+
+def test_few_neighbors_need_no_full_search_of_a_block(monkeypatch):
+    """Only the first row of blocks has no thresholds yet. A search for the nearest one must not take longer than for twelve."""
+    searched = []
+
+    def counted(score, k):
+        searched.append(score.shape)
+        return best(score, k)
+
+    monkeypatch.setattr(unimetric.geometry.nearest, "best", counted)
+    points = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0))
+    assert len(list(mutual(points, 1, side=128))) == 8
+    assert len(searched) == 8
 
 
 def test_a_collapsed_space_is_found_in_order():

@@ -169,7 +169,10 @@ def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch, pr
     assert not applies(points.double(), 12, 1 << 29)
     assert not applies(points.to("meta"), 12, 1 << 29)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert not applies(points, 12, 1 << 29)
+    for able in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda able=able: able)
+        assert applies(points.repeat(2, 1), 12, 1 << 29) == able
+        assert not applies(points, 12, 1 << 29)
 
 
 def test_the_engine_of_the_program_is_put_back():
@@ -208,8 +211,8 @@ def test_a_search_asks_anew_where_nothing_is_proven(monkeypatch):
         monkeypatch.setattr(module, "_SIDE", 512)
     shares = []
 
-    def watched(points, k):
-        found = prefilter_neighbors(points, k, side=512)
+    def watched(points, k, *, barred):
+        found = prefilter_neighbors(points, k, barred=barred, side=512)
         shares.append(found and found[2].float().mean().item())
         return found
 
@@ -217,7 +220,7 @@ def test_a_search_asks_anew_where_nothing_is_proven(monkeypatch):
     monkeypatch.setattr(unimetric.geometry.nearest, "applies", lambda points, k, memory: True)
     for points in (crowd("zeros"), crowd("outlier"), torch.ones(4000, 64)):
         starts, values, places = zip(*nearest(points, points, 4, own=torch.arange(len(points))), strict=True)
-        assert list(starts) == list(range(0, len(points), 512))
+        assert list(starts) == list(range(0, len(points), len(values[0])))
         values, places = torch.cat(values), torch.cat(places)
         if len(points.unique(dim=0)) > 1:
             check(points, 4, values, places, (points != 0).any(1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 import unimetric.geometry.space
+from unimetric import metrics
 from unimetric.errors import UnimetricError
 from unimetric.metrics import Space, explain, interval, measure
 from unimetric.spec import names
@@ -27,6 +30,24 @@ def test_one_search_serves_every_metric(crowd, monkeypatch):
     assert depths == [150]
 
 
+@pytest.mark.parametrize("classes, depths", [(10, [20]), (2, [1, 99])])
+def test_first_search_reaches_the_class_size(crowd, monkeypatch, classes, depths):
+    """Metrics called one after another share a search, unless the classes are so large that the first would get slow."""
+    searched = []
+    search = unimetric.geometry.space.nearest
+
+    def counted(*arguments, **options):
+        searched.append(arguments[2])
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(unimetric.geometry.space, "nearest", counted)
+    embeddings, _ = crowd(pictures=200)
+    space = Space(embeddings, np.arange(200) % classes)
+    metrics.recall(space)
+    metrics.map_at_r(space)
+    assert searched == depths
+
+
 def test_hits_that_do_not_fit_are_searched_again_and_agree(crowd):
     embeddings, labels = crowd(pictures=300, classes=2)
     texts = ["recall(k=2)", "map_at_r", "mrr", "precision(k=300)"]
@@ -44,6 +65,24 @@ def test_neighbours_are_rows_of_the_space(crowd):
     for row in range(5):
         expected = [number for number in range(3, 20) if number != row]
         assert sorted(near[row].tolist()) == (expected if row < 3 else sorted([-1, *expected]))
+
+
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "inner", "poincare"])
+def test_neighbors_have_scores_of_the_geometry(crowd, geometry):
+    embeddings, labels = crowd(pictures=20)
+    points = embeddings.double() / embeddings.norm(dim=1).max() * 2.5
+    near, scores = Space(points, labels, gallery=np.arange(20) >= 3, geometry=geometry, memory=2048).neighbors(17, scores=True)
+    unit = torch.nn.functional.normalize(points, dim=1)
+    distance = (points[:, None] - points[None]).norm(dim=2)
+    square = 1 - 0.1 * points.square().sum(1)
+    expected = {
+        "cosine": unit @ unit.T,
+        "inner": points @ points.T,
+        "euclidean": -distance,
+        "poincare": -(1 + 0.2 * distance**2 / (square[:, None] * square[None])).acosh() / math.sqrt(0.1),
+    }[geometry]
+    assert torch.allclose(scores, expected.gather(1, near.clamp_min(0)).where(near >= 0, -torch.inf))
+    assert (near[3:, -1] == -1).all() and (scores[:, :-1] >= scores[:, 1:]).all()
 
 
 def test_numpy_half_precision_and_tensors_alike(crowd):
@@ -99,7 +138,7 @@ def test_every_text_is_read_before_anything_is_computed(crowd):
 def test_every_metric_is_finite_and_says_what_it_is(crowd, name):
     embeddings, labels = crowd()
     labels[:3] = torch.tensor([50, 51, 52])
-    for space in (Space(embeddings, labels, source=(labels > 3).long()), Space(torch.ones(8, 3), torch.arange(8) // 2)):
+    for space in (Space(embeddings, labels, source=(labels > 3).long()), Space(torch.ones(9, 3), torch.arange(9) // 2)):
         assert all(np.isfinite(value) for value in measure(space, [name]).values())
     assert explain(name).endswith(".")
     assert len(explain(name)) < 160
@@ -137,3 +176,26 @@ def test_wilson_is_wilson(crowd):
 def test_no_interval_where_none_holds(crowd, text, method, message):
     with pytest.raises(UnimetricError, match=message):
         interval(Space(*crowd()), text, method=method)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [*((torch.float32, each) for each in (-35, -8, 30)), *((torch.float64, each) for each in (-300, -8, 300))]
+)
+def test_cosine_space_accepts_every_length(dtype: torch.dtype, exponent: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 6, generator=generator, dtype=dtype)
+    labels = torch.arange(60) // 3
+    points[:30] += 3 * points[:30].mean(1, keepdim=True)
+    scales = torch.ones(60, 1, dtype=dtype)
+    scales[::2] = 10.0**exponent
+    space, scaled = Space(points, labels), Space(points * scales, labels)
+    assert torch.allclose(scaled.points, space.points, atol=1e-5)
+    assert torch.equal(scaled.points[1::2], space.points[1::2])  # ordinary lengths are not changed
+    assert torch.equal(scaled.neighbors(3), space.neighbors(3))
+
+
+def test_counts_of_very_deep_neighbors() -> None:
+    space = Space(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) // 2)
+    for k in (19, 20, 2**31 - 1, 2**31, 2**63 - 1):
+        assert metrics.recall(space, k=k) == 1.0
+        assert metrics.map_at_k(space, k=k) == metrics.map_at_k(space, k=19)

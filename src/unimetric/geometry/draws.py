@@ -1,4 +1,7 @@
-"""Random draws from a counter that every checkpoint saves, identical on all devices and ranks."""
+"""Random draws from a saved counter, identical on all devices and ranks.
+
+Every checkpoint saves the counter.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +95,7 @@ def draw(weights: Float[Tensor, "B R"] | Bool[Tensor, "B R"], numbers: Float[Ten
     Returns:
         The drawn columns, and whether each row has any weight.
     """
-    weights = weights.to(torch.float32) if weights.dtype == torch.bool else weights
-    total = weights.cumsum(-1)
+    total = weights.cumsum(-1, dtype=torch.float32 if weights.dtype == torch.bool else None)
     last = total[:, -1:]
     # A product that rounds up to the total would select a column past the last one with weight.
     target = torch.minimum(numbers[:, None].to(total.dtype) * last, last * (1 - torch.finfo(total.dtype).eps))

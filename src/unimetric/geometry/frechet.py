@@ -29,7 +29,7 @@ def gaussian(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Fl
 def frechet(
     mean: Float[Tensor, "*m D"], covariance: Float[Tensor, "*m D D"], other_mean: Float[Tensor, "D"], other_covariance: Float[Tensor, "D D"]
 ) -> Float[Tensor, "*m"]:
-    """Return the distance of each Gaussian from one other Gaussian, computed from their moments.
+    """Return the distance of each Gaussian from one other Gaussian, by their moments.
 
     Args:
         mean, covariance: Moments of the Gaussians.
@@ -67,7 +67,10 @@ def trace_of_root(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
 
 
 def eigenvalue_roots(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
-    """Return tr A^(1/2) of positive semi-definite matrices in full precision, from their eigenvalues."""
+    """Return tr A^(1/2) of positive semi-definite matrices from their eigenvalues.
+
+    The result has full precision.
+    """
     return root_sum(torch.linalg.eigvalsh(matrix))
 
 
@@ -79,7 +82,9 @@ def root_sum(values: Float[Tensor, "*m P"]) -> Float[Tensor, "*m"]:
 
 
 def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) -> Float[Tensor, "*m"]:
-    """Return tr A^(1/2) of positive semi-definite matrices, from matrix products of one shape only.
+    """Return tr A^(1/2) of positive semi-definite matrices by the Newton-Schulz iteration.
+
+    All steps are matrix products of one shape.
 
         Y = scale Y (3 - scale^2 Z)/2,   Z = (scale (3 - scale^2 Z)/2)^2 Z
         from  Y = 1, Z = A;   then  Z -> 1  and  Y A -> A^(1/2)

@@ -77,7 +77,10 @@ def kmeans(
 
 
 def assign(points: Float[Tensor, "N D"], centers: Float[Tensor, "K D"], *, memory: int) -> tuple[Int[Tensor, "N"], Float[Tensor, "N"]]:
-    """Return the nearest center of each point and its score <x, c> - |c|^2 / 2, which it maximizes."""
+    """Return the nearest center of each point and its score <x, c> - |c|^2 / 2.
+
+    The nearest center has the largest score.
+    """
     half = centers.square().sum(1) / 2
     rows = max(1, min(len(points), memory // (2 * points.element_size() * len(centers))))
     room = points.new_empty(rows, len(centers))

@@ -1,4 +1,7 @@
-"""Reductions over the masked entries of each row. An empty row returns zero with zero gradient."""
+"""Reductions over the masked entries of each row.
+
+An empty row returns zero with zero gradient.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,15 @@ def log_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Floa
     low = torch.finfo(values.dtype).min / 4
     # Low, not -inf: in a row without entries -inf - -inf would make the gradient NaN.
     return torch.where(mask, values, low).logsumexp(-1)
+
+
+def exclusion(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    """Return zero for masked entries and a very low number for others, to add to logits.
+
+    An addition takes a fifth of the time of `torch.where`, and nothing in the backward pass. In a row
+    without entries, the caller must cut off the gradient, as `softplus` does.
+    """
+    return torch.zeros_like(values).masked_fill_(~mask, torch.finfo(values.dtype).min / 4)
 
 
 def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:

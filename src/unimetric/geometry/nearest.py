@@ -2,8 +2,8 @@
 
 Scores are inner products; larger is nearer. They are computed in float32 (or float64). TF32 and
 autocast are disabled for the product, so that no setting of the host program changes a digit. Equal
-scores go to the lower column. On an ARM processor, a search of all points among themselves first
-uses eight bits to rule out points that provably are not neighbors. See `prefilter`.
+scores go to the lower column. On processors with fast eight-bit products, a search of all points
+among themselves first uses them to rule out points that provably are not neighbors. See `prefilter`.
 
 Q queries, G gallery points, D dimensions, K neighbors, R rows and B columns of scores at a time.
 """
@@ -18,17 +18,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unimetric.geometry.barred import Barred
 from unimetric.geometry.prefilter import PEAK, above, applies, nth, prefilter_neighbors
 
 #: Minimum number of rows and columns of a block. With fewer rows, a matrix product is limited by
 #: memory bandwidth; with fewer columns, by Python.
 _ROWS, _COLUMNS = 128, 256
-#: Number of rows of the largest square block, which should fit the cache of a processor.
+#: Number of rows that are returned at a time. Square blocks have half as many, to fit the cache of a processor.
 _SIDE = 4096
 
 
 def nearest(
-    asking: Float[Tensor, "Q D"], answering: Float[Tensor, "G D"], k: int, *, own: Int[Tensor, "Q"] | None = None, memory: int = 1 << 29
+    asking: Float[Tensor, "Q D"],
+    answering: Float[Tensor, "G D"],
+    k: int,
+    *,
+    own: Int[Tensor, "Q"] | None = None,
+    barred: Barred | None = None,
+    memory: int = 1 << 29,
 ) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
     """Yield the k best columns of asking @ answering.T, some rows at a time.
 
@@ -41,17 +48,19 @@ def nearest(
         answering: Gallery points.
         k: Number of neighbors, at most G.
         own: Column of the row itself, which it must not find. -1 if there is none.
+        barred: Further columns that a row must not find. For a search of all points among themselves,
+            rows and columns have the same codes.
         memory: Bytes for the scores and everything computed from them.
 
     Returns:
         An iterator of (first row, scores, columns).
     """
     if asking is answering and _is_mutual(asking, k, own, memory):
-        prefiltered = prefilter_neighbors(asking, k) if applies(asking, k, memory) else None
+        prefiltered = prefilter_neighbors(asking, k, barred=barred) if applies(asking, k, memory) else None
         if prefiltered is None:
-            yield from mutual(asking, k, side=min(_SIDE, int((memory / 32) ** 0.5) // PEAK * PEAK))
+            yield from mutual(asking, k, barred=barred, side=min(_SIDE // 2, int((memory / 32) ** 0.5) // PEAK * PEAK))
         else:
-            yield from _search_unproven(asking, k, prefiltered, memory)
+            yield from _search_unproven(asking, k, prefiltered, memory, barred)
         return
     rows, columns = _chunk(len(asking), len(answering), k, asking.element_size(), memory)
     scores = asking.new_empty(rows * columns)
@@ -65,33 +74,42 @@ def nearest(
                 torch.mm(some, others.T, out=score)
             if own is not None:
                 _forbid(score, own[top : top + rows] - left)
+            if barred is not None:
+                barred.fill(score, -torch.inf, top=top, left=left)
             found = best(score, min(k, len(others)))
             values, found_columns = found if left == 0 else _merge((values, found_columns), found, left, k)
         yield top, values, found_columns.masked_fill_(values == -torch.inf, -1)
 
 
 def _is_mutual(points: Float[Tensor, "N D"], k: int, own: Int[Tensor, "N"] | None, memory: int) -> bool:
-    """Return whether computing each score once for both of its points saves time and fits the memory."""
+    """Return whether computing each score once for both points saves time and fits memory."""
     if points.device.type != "cpu" or k > 64 or len(points) < 2 * _SIDE or 64 * k * len(points) > memory:
         return False
     return own is not None and torch.equal(own, torch.arange(len(points)))
 
 
 def _search_unproven(
-    points: Float[Tensor, "N D"], k: int, prefiltered: tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]], memory: int
+    points: Float[Tensor, "N D"],
+    k: int,
+    prefiltered: tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]],
+    memory: int,
+    barred: Barred | None,
 ) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
-    """Yield the neighbors found by the prefilter, after searching the few unproven points in full."""
+    """Yield the prefilter's neighbors, after searching the few unproven points in full."""
     values, columns, proven = prefiltered
     rows = (~proven).nonzero()[:, 0]
     if len(rows):
-        for top, value, column in nearest(points[rows], points, k, own=rows, memory=memory):
+        others = None if barred is None else barred.take(rows)
+        for top, value, column in nearest(points[rows], points, k, own=rows, barred=others, memory=memory):
             some = rows[top : top + len(value)]
             values[some], columns[some] = value, column
     for top in range(0, len(points), _SIDE):
         yield top, values[top : top + _SIDE], columns[top : top + _SIDE]
 
 
-def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
+def mutual(
+    points: Float[Tensor, "N D"], k: int, *, barred: Barred | None = None, side: int = _SIDE
+) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
     """Yield the k nearest other points of every point, with half the products of `nearest`.
 
     A score serves both its row and its column. Blocks come in an order in which every point is
@@ -101,6 +119,7 @@ def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterat
     Args:
         points: All points.
         k: Number of neighbors, less than the number of points.
+        barred: Points that must not find each other, with the same codes as rows and as columns.
         side: Number of rows and columns of scores at a time, a multiple of 16.
 
     Returns:
@@ -120,6 +139,8 @@ def mutual(points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE) -> Iterat
             score[:, count - column * side :] = -torch.inf
             if row == column:
                 score.fill_diagonal_(-torch.inf)
+            if barred is not None:
+                barred.fill(score, -torch.inf, top=row * side, left=column * side)
             mine, theirs = _find_better(score, held[row][0], held[column][0] if column > row else None, k)
             held[row] = _merge(held[row], mine, column * side, k)
             if theirs is not None:
@@ -150,8 +171,8 @@ def _find_better(
     """
     rows, columns = score.shape
     none = score.new_full((1,), torch.inf)
-    rows_full = held.shape[1] == k
-    columns_full = held_by_columns is not None and held_by_columns.shape[1] == k
+    rows_full = _is_full(held, k)
+    columns_full = held_by_columns is not None and _is_full(held_by_columns, k)
     row_threshold = held[:, -1] if rows_full else none.expand(rows)
     column_threshold = none.expand(columns)
     if held_by_columns is not None and columns_full:
@@ -165,12 +186,23 @@ def _find_better(
     return mine or best(score, min(k, columns)), theirs
 
 
+def _is_full(held: Float[Tensor, "R K"], k: int) -> bool:
+    """Return whether every row holds k scores.
+
+    Barred columns leave -inf, which every score would exceed.
+    """
+    return held.shape[1] == k and bool(held[:, -1].amin() > -torch.inf)
+
+
 def _to_rows(who: Int[Tensor, "P"], where: Int[Tensor, "P"], value: Float[Tensor, "P"], count: int, k: int) -> _Found | None:
-    """Arrange the finds in one row per query, padded with -inf, or return None if a row has too many."""
+    """Arrange the found scores in one row per query, padded with -inf.
+
+    Returns None if a row has too many.
+    """
     who, order = who.sort(stable=True)  # stable: the finds of a query keep their ascending columns
     rank = nth(who, count)
     width = int(rank.max()) + 1 if len(rank) else 0
-    if width > 4 * k:
+    if width > max(4 * k, 64):
         return None
     values, columns = value.new_full((count, width), -torch.inf), torch.zeros(count, width, dtype=torch.int64)
     values[who, rank], columns[who, rank] = value[order], where[order]
@@ -216,7 +248,10 @@ def _forbid(score: Float[Tensor, "R B"], column: Int[Tensor, "R"]) -> None:
 
 
 def _tile(columns: int, k: int) -> int:
-    """Return how many columns share one maximum, or 1 if computing maxima first would not save time."""
+    """Return how many columns share one maximum.
+
+    It is 1 if computing maxima first would not save time.
+    """
     tile = 16 if k <= 64 else 4
     return tile if columns >= 2 * tile * (k + 1) else 1
 

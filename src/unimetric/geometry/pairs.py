@@ -49,7 +49,9 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Triplets:
-    """T index triplets into the rows (anchor) and columns (positive, negative) of a (B, R) matrix.
+    """T index triplets into a (B, R) matrix.
+
+    The anchor is a row; the positive and the negative are columns.
 
     Args:
         anchor, positive, negative: (T,) row and column indices.
@@ -89,7 +91,10 @@ def compare(embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: 
 
 
 def as_pairs(mined: Triplets, pairs: Pairs) -> Pairs:
-    """Return the pairs contained in triplets, each once. An anchor that is its own positive adds none."""
+    """Return the pairs contained in triplets, each once.
+
+    An anchor that is its own positive adds none.
+    """
 
     def mask(columns: Int[Tensor, "T"]) -> Bool[Tensor, "B R"]:
         seen = torch.zeros_like(pairs.positive, dtype=torch.int32)

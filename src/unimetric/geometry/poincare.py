@@ -28,10 +28,10 @@ def to_ball(x: Float[Tensor, "*N D"], *, curvature: float, clip: float | None = 
 
 
 def poincare(a: Float[Tensor, "B D"], b: Float[Tensor, "R D"], *, curvature: float, epsilon: float = 1e-12) -> Float[Tensor, "B R"]:
-    """Return the distances 2/sqrt(c) artanh(sqrt(c) |-a (+) b|) between points of the Poincare ball.
+    """Return the distances between points of the Poincare ball.
 
-    (+) is the Moebius addition. The distances come from inner products, without a B x R x D tensor.
-    The epsilon keeps the gradient finite at a = b.
+    The distance is 2/sqrt(c) artanh(sqrt(c) |-a (+) b|). (+) is the Moebius addition. The distances come from
+    inner products, without a B x R x D tensor. The epsilon keeps the gradient finite at a = b.
     """
     aa, bb, ab = a.square().sum(-1)[:, None], b.square().sum(-1)[None, :], a @ b.T
     below = 1 - 2 * curvature * ab + curvature**2 * aa * bb

@@ -1,4 +1,4 @@
-"""Exact prefilter for neighbors: score all pairs in eight bits, and only unresolved ones in float32.
+"""Exact prefilter for neighbors: score pairs in eight bits, and few of them in float32.
 
 A point a is rounded to â, whose entries are integers from -127 to 127 times a scale. Products of
 such points take a third of the time, and by Cauchy-Schwarz they bound the exact products:
@@ -29,6 +29,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Real
 from torch import Tensor
 
+from unimetric.geometry.barred import Barred
+
 #: Rows that share one maximum, points per sampled point, and rows and columns of a block of scores.
 PEAK, _SAMPLE, _SIDE = 16, 16, 4096
 #: A find is one integer: query, 127 minus the code, gallery point. In sorted order, the finds of a
@@ -41,27 +43,30 @@ _KERNELS = "qnnpack" in torch.backends.quantized.supported_engines
 def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     """Return whether the prefilter is likely to save time and fits the memory.
 
-    It was timed on ARM, where PyTorch has fast eight-bit products.
+    It was timed on ARM, and on x86 with VNNI, where it pays for more points. Other processors have
+    slower eight-bit products.
 
     Args:
         points: All points.
         k: Number of neighbors.
         memory: Bytes available to the search.
     """
-    able = _KERNELS and platform.machine() in ("aarch64", "arm64")
+    arm = platform.machine() in ("aarch64", "arm64")
+    fast = len(points) >= (4 if arm else 8) * _SIDE and (arm or torch.cpu._is_vnni_supported())
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
     bytes_ = len(points) * (32 * _shortlist(k) + 4 * points.shape[1]) + 4 * _SIDE**2
-    return able and kind and k <= 32 and len(points) >= 4 * _SIDE and bytes_ <= memory
+    return _KERNELS and fast and kind and k <= 32 and bytes_ <= memory
 
 
 def prefilter_neighbors(
-    points: Float[Tensor, "N D"], k: int, *, side: int = _SIDE
+    points: Float[Tensor, "N D"], k: int, *, barred: Barred | None = None, side: int = _SIDE
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
     """Find the k nearest other points of every point. Ties go to the lower index.
 
     Args:
         points: All points, float32 on a CPU.
         k: Number of neighbors.
+        barred: Points that must not find each other, with the same codes as rows and as columns.
         side: Number of rows and columns of scores at a time.
 
     Returns:
@@ -74,7 +79,7 @@ def prefilter_neighbors(
     with _engine("qnnpack"), torch.autocast("cpu", enabled=False):
         # A block shares one scale, so its points should have similar largest entries.
         plan = _plan(points, list(largest.argsort().split(side)), float(largest.max()), k)
-        return None if plan is None else _search(points, plan, k)
+        return None if plan is None else _search(points, plan, k, barred)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,10 @@ class _Plan:
     thresholds: list[Float[Tensor, "R"]]
 
     def code_threshold(self, row: int, column: int) -> Int8[Tensor, "R"]:
-        """Return the code above which a score may exceed the threshold of its row. Code 127 always may."""
+        """Return the code above which a score may exceed the threshold of its row.
+
+        Code 127 always may.
+        """
         code = (self.thresholds[row] - self.error_bounds[row][:, column]) / self.step - 128
         return code.floor().clamp(-128, 126).to(torch.int8)
 
@@ -202,7 +210,9 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
     return _Plan(step, order, blocks, error_bounds, thresholds)
 
 
-def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
+def _search(
+    points: Float[Tensor, "N D"], plan: _Plan, k: int, barred: Barred | None
+) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
     """Fill the shortlists block by block, and score those of each finished block row."""
     count, blocks, order = len(points), plan.blocks, plan.order
     values, indices = points.new_empty(count, k), torch.empty(count, k, dtype=torch.int64)
@@ -218,6 +228,8 @@ def _search(points: Float[Tensor, "N D"], plan: _Plan, k: int) -> tuple[Float[Te
             if row == column:
                 codes.fill_diagonal_(-128)
                 column_threshold.fill_(127)  # a diagonal block has the same points as rows and columns
+            if barred is not None:  # a code of -128 never exceeds a code threshold
+                barred.take(order[row], order[column]).fill(codes, -128)
             if spare := -len(codes) % PEAK:  # padding rows, whose threshold no code exceeds
                 codes = torch.nn.functional.pad(codes, (0, 0, 0, spare), value=-128)
                 row_threshold = torch.nn.functional.pad(row_threshold, (0, spare), value=127)
@@ -238,7 +250,7 @@ _Above = tuple[Int[Tensor, "P"], Int[Tensor, "P"], Real[Tensor, "P"]]
 
 
 def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_threshold: Real[Tensor, "B"]) -> tuple[_Above, _Above]:
-    """Find the scores above the threshold of their row, and those above the threshold of their column.
+    """Find the scores above the threshold of their row, and those above their column's.
 
     Few scores are. One pass over the block therefore computes the maxima of sixteen rows each, which
     serve both sides, and only tiles with a high maximum are inspected.

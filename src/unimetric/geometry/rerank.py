@@ -136,7 +136,10 @@ class _Reciprocal:
         return first[:, :width], total[:, :width]
 
     def _pack(self, parts: list[tuple[Int[Tensor, "R M"], Float[Tensor, "R M"]]]) -> tuple[Int[Tensor, "N M"], Float[Tensor, "N M"]]:
-        """Stack sets into one table as wide as the largest set, padded with member N of membership zero."""
+        """Stack sets into one table as wide as the largest set.
+
+        Smaller sets are padded with member N of membership zero.
+        """
         width, pad = max(members.shape[1] for members, _ in parts), torch.nn.functional.pad
         members = torch.cat([pad(members, (0, width - members.shape[1]), value=self.space.size) for members, _ in parts])
         return members, torch.cat([pad(memberships, (0, width - memberships.shape[1])) for _, memberships in parts])

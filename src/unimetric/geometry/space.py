@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, overload
 
 import numpy as np
 import torch
@@ -19,10 +19,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
+from unimetric.geometry.barred import Barred
 from unimetric.geometry.kmeans import kmeans
 from unimetric.geometry.nearest import nearest
 
 GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
+#: Gallery items that a query does not find: those of its class and group, those of its group, or none.
+GROUP_RULES = ("class", "group", "none")
+#: Number of neighbors up to which a search takes about as long as that for the nearest one.
+_SHALLOW = 64
 
 
 class Average(float):
@@ -66,28 +71,44 @@ class Hits:
 
     def count(self, within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
         """Count the hits of each query among its first `within` neighbors."""
-        return self._total(torch.ones_like(self.rank, dtype=torch.float64), within)
+        return self.total(torch.ones_like(self.rank, dtype=torch.float64), within)
 
     def precision(self, within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
         """Sum the precision at each hit of a query.
 
         The precision at a hit is the fraction of hits among the neighbors up to and including it.
         """
-        return self._total(self.nth.to(torch.float64) / self.rank, within)
+        return self.total(self.nth.to(torch.float64) / self.rank, within)
 
     def first(self, within: int) -> Float[Tensor, "Q"]:
         """Return one over the rank of the first hit of each query, or zero if there is none."""
-        return self._total((self.nth == 1).to(torch.float64) / self.rank, within)
+        return self.total((self.nth == 1).to(torch.float64) / self.rank, within)
 
-    def _total(self, values: Float[Tensor, "H"], within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
-        limit = within[self.query] if isinstance(within, Tensor) else within
+    def total(self, values: Float[Tensor, "H"], within: int | Int[Tensor, "Q"]) -> Float[Tensor, "Q"]:
+        """Sum a value of each hit over the hits of a query among its first `within` neighbors."""
+        # A larger number would overflow the type of the ranks, and compare as a negative one.
+        limit = within[self.query] if isinstance(within, Tensor) else min(within, torch.iinfo(self.rank.dtype).max)
         length = torch.bincount(self.query, minlength=len(self.relevant))
         # Sums of sorted runs have the same order of addition on every device, unlike index_add_.
         return torch.segment_reduce(values.where(self.rank <= limit, 0), "sum", lengths=length, unsafe=True, initial=0)
 
 
+def _scale_to_unit(points: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """Return x / |x|, and zero for a zero vector.
+
+    Lengths whose square is not a number of this type are scaled first.
+    """
+    length = points.norm(dim=1, keepdim=True)
+    outside = (length < 1e-6) | length.isinf()
+    if bool(outside.any()):
+        peak = points.abs().amax(1, keepdim=True)
+        points = torch.where(outside & (peak > 0), points / peak, points)
+        length = points.norm(dim=1, keepdim=True)
+    return points / length.clamp_min(1e-6)
+
+
 class Rerank(Protocol):
-    """Interface of `unimetric.geometry.rerank`: reorders the first `depth` neighbors of queries."""
+    """Interface of `geometry.rerank`, which reorders the first `depth` neighbors of queries."""
 
     depth: int
 
@@ -105,6 +126,7 @@ class Space:
 
     A query without a match in the gallery (for example, alone in its class) cannot be evaluated. It
     stays in the gallery, is excluded from every mean over queries, and is counted by `unmatched`.
+    `lost` counts those of them that have matches, all of them left out by the group rule.
 
     Args:
         embeddings: (N, D) output of the model. float64 is searched in float64, everything else in
@@ -119,6 +141,13 @@ class Space:
             float64).
         source: (N,) dataset number of each image. Defaults to one dataset.
         source_names: Names of the datasets, by number.
+        group: (N,) camera, encounter, video, patient or day of each image. -1 if it has none. Defaults
+            to none.
+        group_rule: Gallery items that are left out of the ranking of a query, neither right nor wrong:
+            "class", those of its class and group, as in Market-1501; "group", all of its group; "none".
+        junk: Labels of images that are neither queries nor gallery items.
+        distractors: Labels of images that are in the gallery, match nothing and are not queries.
+        names: Name of each image, for errors.
         memory: Bytes that a search may use in addition to the points and its result.
         seed: Seed of the clustering.
         curvature: Curvature c of the Poincaré ball, whose radius is 1/sqrt(c). Only for "poincare".
@@ -134,12 +163,19 @@ class Space:
         geometry: str = "cosine",
         source: Int[Tensor, "N"] | np.ndarray | None = None,
         source_names: Sequence[str] = (),
+        group: Int[Tensor, "N"] | np.ndarray | None = None,
+        group_rule: str = "class",
+        junk: Sequence[int] = (),
+        distractors: Sequence[int] = (),
+        names: Sequence[str] = (),
         memory: int = 1 << 29,
         seed: int = 0,
         curvature: float = 0.1,
     ) -> None:
         if geometry not in GEOMETRIES:
             raise UnimetricError(f"unknown geometry `{geometry}`", closest(geometry, GEOMETRIES))
+        if group_rule not in GROUP_RULES:
+            raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
         points = torch.as_tensor(embeddings).detach()
         if points.ndim != 2 or not len(points):
             raise UnimetricError(f"embeddings must have shape (N, D) with N >= 1, got {tuple(points.shape)}", "use one row per image")
@@ -154,10 +190,14 @@ class Space:
         self.source = self._column("source", source, torch.int64, 0)
         self.sources = int(self.source.max()) + 1
         self.source_names = tuple(source_names) or tuple(str(number) for number in range(self.sources))
-        names, labels = torch.unique(self._column("labels", labels, torch.int64, 0), return_inverse=True)
-        known, self.labels = torch.unique(self.source * len(names) + labels, return_inverse=True)
+        self.group, self.group_rule, self.names = self._column("group", group, torch.int64, -1), group_rule, names
+        labels = self._column("labels", labels, torch.int64, 0)
+        junked, distracting = (torch.isin(labels, labels.new_tensor(some)) for some in (junk, distractors))
+        kinds, labels = torch.unique(labels, return_inverse=True)
+        known, self.labels = torch.unique(self.source * len(kinds) + labels, return_inverse=True)
         self.classes = len(known)
-        self._choose(self._column("query", query, torch.bool, True), self._column("gallery", gallery, torch.bool, True))
+        query, gallery = self._column("query", query, torch.bool, True), self._column("gallery", gallery, torch.bool, True)
+        self._choose(query & ~junked & ~distracting, gallery & ~junked)
         self.rerank: Rerank | None = None
         self._clusters: dict[tuple[int, int, str], Tensor] = {}
 
@@ -180,12 +220,33 @@ class Space:
         column = torch.where(gallery, gallery.cumsum(0) - 1, -1)
         self.own = column[self.query]  # (Q,) gallery column of the query itself, or -1
         counts = torch.bincount(self.labels[self.gallery], minlength=self.classes)
-        self.relevant = counts[self.labels[self.query]] - (self.own >= 0).long()
+        possible = counts[self.labels[self.query]] - (self.own >= 0).long()
+        self._bar()
+        self.relevant = possible
+        if self.barred is not None:
+            # An image has its own code, so this count includes the query itself if it is in the gallery.
+            same = Barred(self._pair_codes[self.query], self._pair_codes[self.gallery]).counts()
+            self.relevant = possible + (self.own >= 0).long() - same
+        self.lost = ((possible > 0) & (self.relevant == 0)).nonzero()[:, 0]
         self.matched = (self.relevant > 0).nonzero()[:, 0]
         self.unmatched = self.queries - len(self.matched)
         self.most_relevant = int(self.relevant.max()) if self.queries else 0
-        self._expected = 1
+        # Metrics of the class size usually follow, and a few more neighbors cost little. A deep search would cost much.
+        depth = self.most_relevant + 1
+        self._expected = depth if depth <= _SHALLOW else 1
         self._held: tuple[int, Hits] | None = None
+        self._top: tuple[Tensor, Tensor] | None = None
+
+    def _bar(self) -> None:
+        """Give each image a code. A query does not find the gallery items of its code."""
+        self.barred: Barred | None = None
+        grouped = self.group >= 0
+        if self.group_rule == "none" or not grouped.any():
+            return
+        alone = -1 - torch.arange(self.size, device=self.device)  # an image without a group shares its code with none
+        self._pair_codes = torch.where(grouped, self.group * self.classes + self.labels, alone)
+        codes = self._pair_codes if self.group_rule == "class" else torch.where(grouped, self.group, alone)
+        self.barred = Barred(codes[self.query], codes[self.gallery])
 
     # --- geometry ----------------------------------------------------------------------------------------------------
 
@@ -202,11 +263,11 @@ class Space:
         elif points.dtype != torch.float64:
             points = points.to(torch.float32)
         if self.geometry == "cosine":
-            return points / points.norm(dim=1, keepdim=True).clamp_min(1e-6)
+            return _scale_to_unit(points)
         return points
 
     def sides(self) -> tuple[Float[Tensor, "N E"], Float[Tensor, "N E"]]:
-        """Return coordinates whose inner product falls with the distance of query and gallery item.
+        """Return coordinates whose inner product falls with distance, of queries and gallery.
 
             euclidean: -|x - y|^2 / 2 = <x, y> - |y|^2 / 2 + (constant in y)
             poincare:  -|x - y|^2 / (1 - c y^2) = (<2x, y> - x^2 - y^2) / (1 - c y^2)
@@ -231,21 +292,77 @@ class Space:
     # --- neighbors ---------------------------------------------------------------------------------------------------
 
     def expect(self, k: int) -> None:
-        """Announce the depth that metrics will need, so that the first search is deep enough for all."""
+        """Set the depth that metrics will need, so that the first search is deep enough for all."""
         self._expected = max(self._expected, k)
 
-    def neighbors(self, k: int) -> Int[Tensor, "Q K"]:
+    @overload
+    def neighbors(self, k: int, *, scores: Literal[False] = False) -> Int[Tensor, "Q K"]: ...
+    @overload
+    def neighbors(self, k: int, *, scores: Literal[True]) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]: ...
+    def neighbors(self, k: int, *, scores: bool = False) -> Int[Tensor, "Q K"] | tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
         """Return the k nearest gallery items of every query, nearest first.
 
         Args:
             k: Number of neighbors, at most the size of the gallery.
+            scores: Whether to return their scores as well: cosine, inner product, or minus the distance, so that larger is nearer.
+                Reranked neighbors keep the scores of the space.
 
         Returns:
-            (Q, K) row numbers of the space. -1 if there are no more.
+            (Q, K) row numbers of the space. -1 if there are no more, with a score of -inf.
         """
-        return torch.cat([torch.where(near >= 0, self.gallery[near], -1) for _, near in self._search(k)])
+        found = torch.cat([torch.where(near >= 0, self.gallery[near], -1) for _, near in self._search(k)])
+        if not scores:
+            return found
+        rows = max(1, self.memory // (32 * k * self.points.shape[1]))
+        parts = zip(self.query.split(rows), found.split(rows), strict=True)
+        return found, torch.cat([self._scores(query, near) for query, near in parts])
+
+    def _scores(self, query: Int[Tensor, "R"], near: Int[Tensor, "R K"]) -> Float[Tensor, "R K"]:
+        x, y = self.points[query][:, None], self.points[near.clamp_min(0)]
+        if self.geometry in ("cosine", "inner"):
+            score = (x * y).sum(2)
+        elif self.geometry == "euclidean":
+            score = -(x - y).norm(dim=2)
+        else:
+            inside = (1 - self.curvature * x.square().sum(2)) * (1 - self.curvature * y.square().sum(2))
+            score = -(1 + 2 * self.curvature * (x - y).square().sum(2) / inside).acosh() / self.curvature**0.5
+        return score.where(near >= 0, -torch.inf)
 
     neighbours = neighbors  # the old spelling
+
+    def score_all(self, x: Float[Tensor, "R D"], y: Float[Tensor, "B D"]) -> Float[Tensor, "R B"]:
+        """Return the score of every pair of points: cosine, inner product, or minus the distance.
+
+        Args:
+            x: Points of the space, as in `points`.
+            y: Other points of the space. Distances should be computed in float64.
+        """
+        product = x @ y.T
+        if self.geometry in ("cosine", "inner"):
+            return product
+        x2, y2 = x.square().sum(1)[:, None], y.square().sum(1)
+        square = (x2 + y2 - 2 * product).clamp_min(0)
+        if self.geometry == "euclidean":
+            return -square.sqrt()
+        inside = (1 - self.curvature * x2) * (1 - self.curvature * y2)
+        return -(1 + 2 * self.curvature * square / inside).acosh() / self.curvature**0.5
+
+    def nearest(self) -> tuple[Int[Tensor, "Q"], Float[Tensor, "Q"]]:
+        """Return the nearest gallery item of every query and its score, searched once.
+
+        They are -1 and -inf if there is none.
+        """
+        if self._top is None:
+            near, scores = self.neighbors(1, scores=True)
+            self._top = near[:, 0], scores[:, 0]
+        return self._top
+
+    @property
+    def unknown(self) -> Int[Tensor, "U"]:
+        """Queries without another image of their class in the gallery, whatever its group."""
+        none = self.relevant == 0
+        none[self.lost] = False
+        return none.nonzero()[:, 0]
 
     def _search(self, k: int) -> Iterator[tuple[int, Int[Tensor, "R K"]]]:
         if not 0 < k <= self.answers:
@@ -256,7 +373,7 @@ class Space:
         ask = ask if self.queries == self.size else ask[self.query]
         answer = answer if self.answers == self.size else answer[self.gallery]
         depth = k if self.rerank is None else min(max(k, self.rerank.depth), self.answers)
-        for start, _, near in nearest(ask, answer, depth, own=self.own, memory=self.memory):
+        for start, _, near in nearest(ask, answer, depth, own=self.own, barred=self.barred, memory=self.memory):
             yield start, near if self.rerank is None else self.rerank(start, near)[:, :k]
 
     def hits(self, k: int) -> Iterator[Hits]:
@@ -300,12 +417,22 @@ class Space:
         if k < 1:
             raise UnimetricError(f"`k` must be at least 1, got k={k}", "use `k=1` or more")
         if not len(self.matched):
-            raise UnimetricError(
-                f"queries need an image of their class in the gallery of {self.answers}, but none of {self.queries} queries has one",
-                "check the labels, and that query and gallery share classes",
-            )
+            raise UnimetricError(*self._describe_lost())
         each = torch.cat([value(hits).to(torch.float64) for hits in self.hits(k)])
         return Average(each[self.matched], self.labels[self.query[self.matched]])
+
+    def _describe_lost(self) -> tuple[str, str]:
+        """Return problem and hint of a space whose queries have no match."""
+        if not len(self.lost):
+            problem = f"queries need an image of their class in the gallery of {self.answers}, but none of {self.queries} queries has one"
+            return problem, "check the labels, and that query and gallery share classes"
+        rows = self.query[self.lost[:3]].tolist()
+        first = ", ".join(f"`{self.names[row]}`" if len(self.names) else f"row {row}" for row in rows)
+        return (
+            f"queries need an image of their class from another group, but none of {self.queries} queries has one in the gallery of "
+            f"{self.answers}: {len(self.lost)} of them lose every match to the group rule `{self.group_rule}`, the first: {first}",
+            "check the groups (one per camera, encounter or day), or use `group_rule='none'`",
+        )
 
     # --- subspaces, sums and clusters --------------------------------------------------------------------------------
 
@@ -320,7 +447,8 @@ class Space:
         asks, answers = torch.zeros_like(rows), torch.zeros_like(rows)
         asks[self.query], answers[self.gallery] = True, True
         part = copy.copy(self)
-        part.points, part.source = self.points[rows], self.source[rows]
+        part.points, part.source, part.group = self.points[rows], self.source[rows], self.group[rows]
+        part.names = [self.names[row] for row in rows.nonzero()[:, 0].tolist()] if len(self.names) else ()
         known, part.labels = torch.unique(self.labels[rows], return_inverse=True)
         part.size, part.classes = len(part.points), len(known)
         part.rerank, part._clusters = None, {}
@@ -336,7 +464,7 @@ class Space:
             rerank: Function that reorders them.
         """
         other = copy.copy(self)
-        other.rerank, other._held = rerank, None
+        other.rerank, other._held, other._top = rerank, None, None
         return other
 
     def spectrum(self) -> Float[Tensor, "D"]:

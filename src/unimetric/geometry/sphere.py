@@ -46,9 +46,10 @@ def class_cosines(embeddings: Float[Tensor, "B D"], proxies: Float[Tensor, "C D"
 
 
 def cosines(anchors: Float[Tensor, "B D"], references: Float[Tensor, "R D"] | None = None) -> Float[Tensor, "B R"]:
-    """Return unit(anchors) @ unit(references).T. Without references, compare anchors with each other.
+    """Return unit(anchors) @ unit(references).T.
 
-    The backward pass takes a third of the operations of autograd.
+    Without references, anchors are compared with each other. The backward pass takes a third of the
+    operations of autograd.
     """
     result: Tensor = _SelfCosines.apply(anchors) if references is None else _Cosines.apply(anchors, references)
     return result

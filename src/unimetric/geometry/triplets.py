@@ -1,4 +1,7 @@
-"""Sums over all triplets of two masks without a B x R x R tensor, and cosines of mined triplets."""
+"""Sums over all triplets without a B x R x R tensor, and cosines of mined triplets.
+
+All triplets are those of a positive and a negative mask.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def triplet_hinges(
 def _hinges(
     far: Float[Tensor, "B R"], near: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], margin: float
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Return the sum, the number of active triplets, and the gradients, which count them per entry."""
+    """Return the sum of hinges, the number of active triplets, and the gradients.
+
+    The gradients count the active triplets of each entry.
+    """
     reach, rivals = torch.where(positive, far + margin, -math.inf), torch.where(negative, near, math.inf)
     # Reading a count would synchronize with a GPU. On a CPU it is free, and if each anchor has few
     # positives, the sort is unnecessary.

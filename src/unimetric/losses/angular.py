@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unimetric.arguments import NonNegative, Range
-from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, match, unit, upcast_half
+from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, masked_mean, match, unit, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -70,16 +70,16 @@ class Angular(Loss):
             product, similarity = raw @ references.T, anchors @ others.T
             partners = others.index_select(0, positive) @ others.T
 
-        def contrast(rivals: Float[Tensor, "B R"], own: Float[Tensor, "B"] | float) -> Float[Tensor, ""]:
-            return torch.where(has_positive, softplus(log_sum_exp(rivals, pairs.negative) - own), 0).sum()
-
+        excluded = exclusion(product, pairs.negative)
         # Recompute the positive's entries from the vectors. Indexing would scatter one gradient per row.
         own = (raw * references.index_select(0, positive)).sum(-1)
-        n_pair = contrast((product - own[:, None]).clamp(-50, 50), 0.0)
+        n_pair = ((product - own[:, None]).clamp(-50, 50) + excluded).logsumexp(-1)
         square = math.tan(math.radians(self.alpha)) ** 2
         near = (anchors * others.index_select(0, positive)).sum(-1)
-        angular = contrast(4 * square * (similarity + partners), 2 * (1 + square) * near)
-        return (n_pair + self.weight * angular) / has_positive.sum().clamp_min(1) + self.nu * lengths.mean()
+        angular = torch.add(excluded, similarity + partners, alpha=4 * square).logsumexp(-1) - 2 * (1 + square) * near
+        each = softplus(n_pair) + self.weight * softplus(angular)
+        total = masked_mean(each, has_positive)
+        return total if self.nu == 0 else total + self.nu * lengths.mean()
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
         """Return the raw embeddings and the geometry in which evaluation compares them."""

