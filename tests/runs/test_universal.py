@@ -36,6 +36,11 @@ from unimetric.training.loop import train
 BLOCKS = ("latin", "greek", "cyrillic", "armenian", "georgian", "arrows", "operators", "shapes")
 
 
+def contiguous(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights as safetensors stores them: a network in the channels-last layout is not contiguous."""
+    return {key: value.contiguous() for key, value in network.state_dict().items()}
+
+
 def few(table: Table, classes: int) -> Table:
     """So many classes to train on and to test on, of each dataset."""
     kept = []
@@ -138,8 +143,8 @@ def test_another_backbone_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_frozen_weights_may_lie_elsewhere(run: Path, config: RunConfig, tmp_path: Path) -> None:
     network = build_model(config).backbone.backbone.network
-    save_file(network.state_dict(), tmp_path / "same.safetensors")
-    save_file({key: value + 1 for key, value in network.state_dict().items()}, tmp_path / "other.safetensors")
+    save_file(contiguous(network), tmp_path / "same.safetensors")
+    save_file({key: value + 1 for key, value in contiguous(network).items()}, tmp_path / "other.safetensors")
     text = "timm(name='test_vit', image_size=32, weights='{}')"
     same = evaluate(run, metrics=["unified"], backbone=text.format(tmp_path / "same.safetensors"))
     assert same == evaluate(run, metrics=["unified"])
@@ -150,7 +155,7 @@ def test_frozen_weights_may_lie_elsewhere(run: Path, config: RunConfig, tmp_path
 def test_what_is_written_beside_a_run_counts_for_every_verb(run: Path, config: RunConfig, tmp_path: Path) -> None:
     """An ensemble and few-shot adaptation once took the backbone of the run's own settings, and let another head pass unread."""
     network = build_model(config).backbone.backbone.network
-    save_file({key: value + 1 for key, value in network.state_dict().items()}, tmp_path / "other.safetensors")
+    save_file({key: value + 1 for key, value in contiguous(network).items()}, tmp_path / "other.safetensors")
     backbone = f"timm(name='test_vit', image_size=32, weights='{tmp_path / 'other.safetensors'}')"
     for verb in (evaluate, lambda run, **overrides: ensemble([run], **overrides), adapt):
         with pytest.raises(UnimetricError, match="another backbone"):
@@ -164,7 +169,7 @@ def test_an_exported_run_needs_nothing_else(adapter: str, run: Path, config: Run
     """The frozen weights come along; LoRA is no adapter any more."""
     if adapter == "lora":
         weights = tmp_path / "network.safetensors"
-        save_file(build_model(config).backbone.backbone.network.state_dict(), weights)
+        save_file(contiguous(build_model(config).backbone.backbone.network), weights)
         backbone = f"timm(name='test_vit', image_size=32, weights='{weights}')"
         changed = from_settings(asdict(config) | {"adapter": "lora(rank=4)", "backbone": backbone, "epochs": 1})
         train(changed, tmp_path / "run", quiet=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
+from unimetric.arguments import Range
 from unimetric.datasets._reading import locate, pictures
 from unimetric.datasets._tabulate import tabulate
 from unimetric.errors import UnimetricError
@@ -24,8 +25,8 @@ def camera_names(
     *,
     root: str,
     pattern: str = r"(-?\d+)_c(\d+)",
-    junk: int = -1,
-    distractor: int = 0,
+    junk: Annotated[int, Range()] = -1,
+    distractor: Annotated[int, Range()] = 0,
     group_rule: Literal["class", "group", "none"] = "class",
     name: str | None = None,
 ) -> Table:

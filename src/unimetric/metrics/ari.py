@@ -7,6 +7,7 @@ import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from unimetric.arguments import Real
 from unimetric.geometry.kmeans import overlap
 from unimetric.geometry.nearest import exactly
 from unimetric.geometry.space import Space
@@ -14,7 +15,7 @@ from unimetric.kinds import metric
 
 
 @metric()
-def ari(space: Space, *, threshold: float = 0.5) -> float:
+def ari(space: Space, *, threshold: Real = 0.5) -> float:
     """Chance-adjusted agreement of linked images and classes: 0 is chance, 1 is perfect.
 
         (pairs together in both - expected) / (mean of the pairs together in each - expected)

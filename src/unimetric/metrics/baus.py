@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Real
 from unimetric.geometry.space import Space
 from unimetric.kinds import metric
 from unimetric.metrics._open_set import average_classes, find_unknown
 
 
 @metric()
-def baus(space: Space, *, threshold: float = 0.5) -> float:
+def baus(space: Space, *, threshold: Real = 0.5) -> float:
     """Fraction of the queries of an unknown class that are rejected, averaged over classes.
 
         mean over classes of  mean over queries of  [ score of the nearest <= threshold ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from unimetric.arguments import Count, Range
+from unimetric.arguments import Count, Range, Real
 from unimetric.geometry.space import Average, Space
 from unimetric.kinds import metric
 from unimetric.metrics._open_set import find_known, find_unknown, threshold_at
 
 
 @metric(better="lower")
-def fnir(space: Space, *, fpir: Annotated[float, Range(0, 1)] = 0.01, threshold: float | None = None, rank: Count = 1) -> float:
+def fnir(space: Space, *, fpir: Annotated[float, Range(0, 1)] = 0.01, threshold: Real | None = None, rank: Count = 1) -> float:
     """Fraction of the queries of known classes without an accepted match in the first ranks.
 
         mean over queries with a match of  [ no match of rank <= `rank` has a score > threshold ]

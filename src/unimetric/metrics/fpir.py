@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from unimetric.arguments import Real
 from unimetric.geometry.space import Average, Space
 from unimetric.kinds import metric
 from unimetric.metrics._open_set import find_unknown
 
 
 @metric(better="lower")
-def fpir(space: Space, *, threshold: float = 0.5) -> float:
+def fpir(space: Space, *, threshold: Real = 0.5) -> float:
     """Fraction of the queries of unknown classes whose nearest neighbor exceeds the threshold.
 
         mean over queries without their class in the gallery of  [ score of the nearest > threshold ]

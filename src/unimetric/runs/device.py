@@ -53,6 +53,7 @@ def _silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+_silence_lightning()
 warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
 
 

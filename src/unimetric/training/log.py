@@ -13,7 +13,7 @@ import numpy as np
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.runs.device import CSVLogger, Fabric, TensorBoardLogger
+from unimetric.runs.device import CSVLogger, Fabric, TensorBoardLogger, peak_memory
 from unimetric.runs.display import source_table
 from unimetric.runs.record import finished_lines
 from unimetric.training.state import TrainingState, count_per_dataset, evaluate_starting_point
@@ -167,7 +167,7 @@ def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
         line |= {f"pictures of {name}": images, f"classes of {name}": classes}
     if config.evaluate_every:
         values, raw = evaluate_starting_point(state)
-        line |= values | {"raw": raw}
+        line |= values | {"raw": raw, "peak_memory_gib": peak_memory(state.fabric.device)}
         display.line(_with_values(["raw backbone"], raw))
         display.line(format_log_line(line, config.epochs))
     if len(line) > 1:
