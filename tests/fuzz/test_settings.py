@@ -13,22 +13,13 @@ from unimetric.config import CONFIGS, RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.spec import bind, names
 
-RUNS = sorted(CONFIGS.glob("*.toml"))
-STUDIES = sorted(CONFIGS.glob("studies/*.toml"))
+CONFIGURATIONS = sorted(CONFIGS.rglob("*.toml"))
 KINDS = ["losses", "miners", "samplers", "metrics", "heads", "transforms", "optimizers", "schedules", "splits"]
 
 
-@cases(80)
-@given(path=st.sampled_from(RUNS), changes=text_changes)
+@cases(100)
+@given(path=st.sampled_from(CONFIGURATIONS), changes=text_changes)
 def test_damaged_config(path: Path, changes: list[Change], tmp_path: Path) -> None:
-    file = tmp_path / "damaged.toml"
-    file.write_text(damage(path.read_text(), changes), encoding="utf-8")
-    answer("check", file)
-
-
-@cases(20)
-@given(path=st.sampled_from(STUDIES), changes=text_changes)
-def test_damaged_study(path: Path, changes: list[Change], tmp_path: Path) -> None:
     file = tmp_path / "damaged.toml"
     file.write_text(damage(path.read_text(), changes), encoding="utf-8")
     answer("check", file)
