@@ -235,10 +235,15 @@ class Results:
         from unimetric.analysis.shift import draw_report
 
         metric, column = figure["shift"], next(column for column in table["columns"] if "ags" in column)
-        distances, methods = list(column["ags"].values()), {}
-        for row in table["rows"]:
-            scores = [statistics.fmean(self.values(table, row, {"metric": column["metric"], "of": key})) for key in column["ags"]]
-            methods[row["label"]] = {"distances": distances, "scores": {metric: scores}, "ags": {metric: ags(distances, scores)}}
+        keys, distances, methods = list(column["ags"]), list(column["ags"].values()), {}
+        means = {
+            row["label"]: [statistics.fmean(self.values(table, row, {"metric": column["metric"], "of": key})) for key in keys]
+            for row in table["rows"]
+        }
+        for label, scores in means.items():
+            change = {key: scores[place] - statistics.fmean(other[place] for other in means.values()) for place, key in enumerate(keys)}
+            methods[label] = {"splits": keys, "distances": distances, "scores": {metric: scores}, "deviations": {metric: [0.0] * len(keys)}}
+            methods[label] |= {"change": {metric: change}, "ags": {metric: ags(distances, scores)}, "ags_spread": {metric: None}}
         draw_report(path, {"methods": methods}, metric)
 
 

@@ -326,12 +326,17 @@ columns = [
   { head = "train", metric = "train/decay", of = "near" },
   { head = "few", metric = "few_shot/5/gain", of = "near" },
 ]
-rows    = [{ label = "m", near = "n", far = "f" }]
+rows    = [{ label = "m", near = "n", far = "f" }, { label = "other", near = "f", far = "f" }]
+[figure.area]
+table   = "t"
+shift   = "recall"
 """
     runs = {name: stored(0.1, recall) for name, recall in zip(("n_0", "n_1", "f_0", "f_1"), (0.8, 0.7, 0.6, 0.4), strict=True)}
     runs = {name: run | {"train": {"train/decay": 0.5}, "few_shot": {"few_shot/5/gain": [0.03, 0.01]}} for name, run in runs.items()}
     found = results(tmp_path, tables, runs)
     assert found.fill("{{ cell: t > m > AGS }}, {{ cell: t > m > train }}, {{ cell: t > m > few }}") == "55.0\u201370.0, 50.0, 3.0±1.0"
+    found.draw(tmp_path)
+    assert (tmp_path / "area.png").read_bytes().startswith(b"\x89PNG")
 
 
 LONG = """
