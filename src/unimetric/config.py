@@ -62,6 +62,8 @@ class RunConfig:
             must not be a structure metric.
         chosen_by: Number of leading metrics whose sum selects the best epoch: 2 for recall@1 + mAP@1000, as in ooDML. A metric for
             which lower is better is subtracted.
+        watch_datasets: Dataset spec strings of other datasets. Their standard test classes are evaluated before the first epoch and
+            with the weights of the best epoch, to see what training has changed elsewhere. They select nothing.
         geometry: Geometry of the evaluation: `cosine`, `euclidean` (L2 distance of raw embeddings), `inner` (inner product of raw
             embeddings) or `poincare` (only for a loss with a curvature). Empty for that of the loss.
         epochs: Passes over the training images.
@@ -99,6 +101,7 @@ class RunConfig:
     schedule: str = "constant"
     metrics: Annotated[tuple[str, ...], Range(1)] = ("recall(k=1)",)
     chosen_by: Count = 1
+    watch_datasets: tuple[str, ...] = ()
     geometry: Literal["", "cosine", "euclidean", "inner", "poincare"] = ""
     epochs: Count = 10
     batch_size: Annotated[int, Range(2, 2**20)] = 112
@@ -151,7 +154,7 @@ class RunConfig:
 NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}
 
 #: Settings that were added later, with the value of older runs, so that their ids stay the same.
-_LATER = {"chosen_by": 1, "geometry": ""}
+_LATER: dict[str, Any] = {"chosen_by": 1, "geometry": "", "watch_datasets": ()}
 
 #: Settings that name a component, with the folder of its type.
 PARTS = {
@@ -336,6 +339,8 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
         for text in config.metrics if key == "metrics" else [getattr(config, key)]:
             if text or key not in _MAY_BE_EMPTY:
                 check_part(kind, split_metric(text)[1] if key == "metrics" else text, place, key)
+    for text in config.watch_datasets:
+        check_part("datasets", text, place, "watch_datasets")
     _check_choice(config, place)
     return config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -19,12 +20,26 @@ class UnimetricError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
+        message, hint = hide_passwords(message), hide_passwords(hint)
         super().__init__(message, hint)  # both, so that the error survives a pickle between processes
         self.message = message
         self.hint = hint
 
     def __str__(self) -> str:
         return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+
+
+def hide_passwords(text: str) -> str:
+    """Return a text without the passwords of connection strings.
+
+    >>> hide_passwords("postgresql://me:secret@host/db and password=secret")
+    'postgresql://me:***@host/db and password=***'
+    """
+    return re.sub(r"(://[^\s:/@'\"]*:)[^\s'\"]+@|(\bpassword\s*=\s*)(?:'[^']*'|[^\s&'\")]+)", _masked, text, flags=re.IGNORECASE)
+
+
+def _masked(found: re.Match[str]) -> str:
+    return f"{found[1]}***@" if found[1] else f"{found[2]}***"
 
 
 class Interrupted(Exception):

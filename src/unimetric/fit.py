@@ -41,24 +41,27 @@ def _check(config: RunConfig) -> None:
     head = _values("heads", config.head, known)
     known |= _branches(declaration("heads", parse(config.head).name), head)
     run: dict[str, Any] = known | {"loss": config.loss, "miner": config.miner or None}
-    objective = _values("objectives", config.objective, run)
-    loss = objective.get("loss") or config.loss
-    _check_miner(loss, objective.get("miner") or config.miner, config.miner)
+    objectives, loss, miner = [config.objective], config.loss, config.miner
+    for text in objectives:  # an objective may be around another one, which is appended
+        objective = _values("objectives", text, run | {"loss": loss, "miner": miner or None})
+        loss, miner = objective.get("loss") or loss, objective.get("miner") or miner
+        objectives += [objective["objective"]] if objective.get("objective") else []
+    _check_miner(loss, miner, config.miner)
     name = parse(loss).name
     if config.geometry == "poincare" and "." not in name and "curvature" not in declaration("losses", name).parameters:
         raise UnimetricError(
             '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
         )
-    texts = {
-        "backbones": config.backbone,
-        "adapters": config.adapter,
-        "heads": config.head,
-        "losses": loss,
-        "objectives": config.objective,
-        "samplers": config.sampler,
-        "transforms": config.transform,
-    }
-    for kind, text in texts.items():
+    texts = [
+        ("backbones", config.backbone),
+        ("adapters", config.adapter),
+        ("heads", config.head),
+        ("losses", loss),
+        *(("objectives", text) for text in objectives),
+        ("samplers", config.sampler),
+        ("transforms", config.transform),
+    ]
+    for kind, text in texts:
         if text and "." not in parse(text).name:
             _check_conditions(kind, text, repr({key: run[key] for key in _PROVIDED.get(kind, ("seed",)) if key in run}))
 

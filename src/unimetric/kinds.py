@@ -4,7 +4,7 @@ A component inherits from the class of its kind and overrides what it needs. Cal
 without asking whether it exists. Third-party components need no base class:
 `unimetric.foreign.completed` adds the members that they lack.
 
-Losses, miners, objectives, samplers, backbones and heads are classes. The other kinds are functions,
+Losses, miners, objectives, samplers, backbones, heads, stores and formats are classes. The other kinds are functions,
 and their interface is a protocol. Shapes use B for the batch, D for the embedding dimension, R for
 references (the batch or a memory), N for positions and C for channels.
 
@@ -18,6 +18,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -131,6 +132,7 @@ class Objective(Component, nn.Module):
 
     views: int = 1  # augmented views per image; those after the first are in `output.views`
     reads: tuple[str, ...] = ()  # "tokens", "images": what several devices gather besides the embeddings
+    whole_batch: bool = False  # whether it changes the forward pass of the model in a way that depends on the whole batch
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})  # its own by name; it steps them
 
     def meet(self, model: Any) -> None:
@@ -138,6 +140,24 @@ class Objective(Component, nn.Module):
 
     def begin(self) -> None:
         """Prepare a step. Called before each forward pass, outside the compiler."""
+
+    def forward_pass(self, model: Any, images: Float[Tensor, "B 3 H W"]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return the embeddings, tokens and branches of a batch.
+
+        Args:
+            model: Model of the run.
+            images: This rank's slice of the batch.
+        """
+        return model(images)
+
+    def backward_pass(self, loss: Float[Tensor, ""], backward: Callable[[Tensor], None]) -> None:
+        """Compute the gradients of all trained parameters.
+
+        Args:
+            loss: Sum of the terms.
+            backward: Backward pass in the precision of the run. It takes the place of `loss.backward()`.
+        """
+        backward(loss)
 
     def stepped(self) -> None:
         """Finish a step.
@@ -323,6 +343,117 @@ class Head(Component, nn.Module):
         return tokens.new_zeros(len(tokens), 0, tokens.shape[1] - 1)
 
 
+class Store(Component):
+    """Unit vectors (float32) under string ids, with columns of text, numbers or truth values.
+
+    `create("stores", "flat", path=folder, dim=D)` opens the store of an index, or creates it. The other
+    arguments are its settings. Similarity is the inner product. A missing value of a column is None.
+
+    `write` and `delete` are durable: what they have returned from survives a kill, and a killed call has
+    happened as a whole or not at all. Ids, vectors and columns are checked by `stores._points`.
+    """
+
+    report: Mapping[str, Any] = MappingProxyType({})  # what `finish` has measured, as literals
+
+    @property
+    def columns(self) -> Mapping[str, type]:
+        """Return the type of each column: str, int, float or bool."""
+        raise NotImplementedError
+
+    def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Add points, or replace those whose ids exist, with all their columns.
+
+        A column that is new is missing in all earlier points. A column of missing values alone is not
+        created.
+
+        Args:
+            ids: Unique, nonempty ids.
+            vectors: Unit vectors.
+            columns: Values of each column, in the order of the ids.
+        """
+        raise NotImplementedError
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove points. Unknown ids are ignored."""
+        raise NotImplementedError
+
+    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Any = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        """Return the ids and similarities of the k nearest points of each query, best first.
+
+        Args:
+            queries: Unit vectors.
+            k: Number of points per query. If fewer match, the id "" and the score -inf fill the rest.
+            where: Filter (`stores._where.Where`), or None.
+
+        Returns:
+            Arrays of ids (str) and scores (float32), (Q, k) each.
+        """
+        raise NotImplementedError
+
+    def fetch(self, ids: Sequence[str]) -> dict[str, list[Any]]:
+        """Return all columns of some points, in the order of the ids. Unknown ids are errors."""
+        raise NotImplementedError
+
+    def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, "N D"]:
+        """Return the vectors of some points, in the order of the ids. Unknown ids are errors."""
+        raise NotImplementedError
+
+    def scan(self, batch: int = 4096) -> Iterator[tuple[list[str], Float[np.ndarray, "N D"], dict[str, list[Any]]]]:
+        """Yield the ids, vectors and columns of all points in bounded memory, in a stable order.
+
+        Args:
+            batch: Largest number of points at a time.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Compact the store, build and tune its index, and fill `report`, after the last write."""
+
+    def close(self) -> None:
+        """Release files and connections."""
+
+
+class Format(Component):
+    """File or folder with a whole model: uint8 images (B, H, W, 3) -> embeddings (B, D) in float32.
+
+    `model` is a module with that input and output (`runs.exported.Exportable`), in evaluation mode on the
+    CPU. Its attribute `model` has the backbone and the head; `recipe`, `mean` and `std` describe the crop.
+    """
+
+    suffix: str = ""  # of its file; empty for a folder
+    calibrated: bool = False  # whether it reads training images
+    rounds: bool = False  # whether its numbers are less precise than the model's
+    described: bool = False  # whether it has a model card, with intervals of the metrics
+
+    def write(
+        self,
+        model: Any,
+        path: Path,
+        *,
+        notes: dict[str, Any],
+        images: Callable[[], Iterator[np.ndarray]],
+        check: Callable[[Callable[[np.ndarray], np.ndarray]], dict[str, Any]],
+    ) -> None:
+        """Convert a model, and write it with its notes.
+
+        Args:
+            model: Module that embeds images.
+            path: File or folder. Nothing exists there.
+            notes: Run id, settings, metrics and threshold: literals that a reader gets back.
+            images: Function that returns an iterator over training images, (1, H, W, 3) each.
+            check: Function that is called with the converted model before it is saved. It returns
+                further notes, or raises an error that stops the export.
+        """
+        raise NotImplementedError
+
+    def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
+        """Return the model of a file or folder, and its notes. No code of the file is executed."""
+        raise NotImplementedError
+
+
 # --- Components that are functions: parameters before the `*` are their input -----------------------
 
 
@@ -339,6 +470,65 @@ class Metric(Protocol):
         return 0
 
     def __call__(self, space: Space) -> float | dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Gallery that an audit reads.
+
+    Args:
+        space: N points in the geometry of their model. All are queries and gallery items.
+        ids: Their ids.
+        labels: Class of each image; None if it has none.
+        columns: Values of each column.
+        read: Function from an id to the pixels (H, W, 3) uint8, or None if the image cannot be read.
+        progress: Callback with (name of a step, finished items, all items).
+    """
+
+    space: Space
+    ids: Sequence[str]
+    labels: Sequence[Any]
+    columns: Mapping[str, Sequence[Any]]
+    read: Callable[[str], np.ndarray | None]
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images of one finding.
+
+    Args:
+        caption: Text above the images.
+        ids: Ids of the images.
+        names: Text below each image.
+    """
+
+    caption: str
+    ids: Sequence[str]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an audit has found, most important first.
+
+    Args:
+        title: Heading.
+        note: Meaning of the findings, and what to do.
+        groups: Images of each finding.
+        rows: Rows of the csv file, all with the same keys.
+    """
+
+    title: str
+    note: str
+    groups: Sequence[Group] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+class Audit(Protocol):
+    """Search for images of a gallery that a person should see."""
+
+    def __call__(self, gallery: Audited) -> Findings: ...
 
 
 class Dataset(Protocol):
@@ -415,8 +605,10 @@ def metric(
 #: The class or protocol of each folder of components. `spec.kinds()` lists the folders.
 OF: dict[str, type] = {
     "adapters": Adapter,
+    "audits": Audit,
     "backbones": Backbone,
     "datasets": Dataset,
+    "formats": Format,
     "heads": Head,
     "losses": Loss,
     "metrics": Metric,
@@ -426,5 +618,6 @@ OF: dict[str, type] = {
     "samplers": Sampler,
     "schedules": Schedule,
     "splits": Partition,
+    "stores": Store,
     "transforms": Transform,
 }

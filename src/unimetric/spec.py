@@ -29,8 +29,10 @@ from unimetric.errors import UnimetricError, closest
 #: Folders of components. `unimetric.kinds.OF` has the interface of each.
 KINDS = (
     "adapters",
+    "audits",
     "backbones",
     "datasets",
+    "formats",
     "heads",
     "losses",
     "metrics",
@@ -40,6 +42,7 @@ KINDS = (
     "samplers",
     "schedules",
     "splits",
+    "stores",
     "transforms",
 )
 
@@ -56,9 +59,12 @@ OFFERED: dict[str, Any] = {
     "loss": "",
 }
 
+#: Arguments that are provided to one component type only: an index provides its folder to a store, a run its class names to a sampler.
+_OFFERED_TO = {"samplers": {"class_names": ()}, "stores": {"path": ""}}
+
 
 #: Arguments that are spec strings, or lists of them, and the folder of their component type.
-NESTED = {"auxiliary": "losses", "loss": "losses", "metric": "metrics", "miner": "miners", "parts": "datasets"}
+NESTED = {"auxiliary": "losses", "loss": "losses", "metric": "metrics", "miner": "miners", "objective": "objectives", "parts": "datasets"}
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,15 @@ def signature(part: Any) -> inspect.Signature:
         ) from None
 
 
+def offered_to(kind: str) -> dict[str, Any]:
+    """Return the arguments that a component type is provided with, and placeholders.
+
+    >>> sorted(set(offered_to("stores")) - set(offered_to("losses")))
+    ['path']
+    """
+    return OFFERED | _OFFERED_TO.get(kind, {})
+
+
 def bind(kind: str, text: str, **offered: Any) -> tuple[Any, dict[str, Any]]:
     """Find a part and check what was written against its signature, without building it.
 
@@ -305,7 +320,7 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
         if key in NESTED and "." not in call.name:
             _check_nested(key, value, text)
     for key, value in offered.items():
-        if key not in OFFERED:
+        if key not in offered_to(kind):
             raise TypeError(f"a run does not offer `{key}`")
         if key in parameters and key not in written and value is not None:
             written[key] = value
@@ -356,7 +371,7 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
         kind: Folder of the component, such as `losses` or `heads`.
         text: Spec string: a name or a call. A component that is already built is returned, with the members of its kind that it lacks.
         trust: Names of packages whose classes and functions the spec string may name.
-        given: Run-provided arguments (see `OFFERED`), and inputs of a component that is a function, by name.
+        given: Run-provided arguments (see `offered_to`), and inputs of a component that is a function, by name.
 
     Raises:
         UnimetricError: The spec string is wrong, an argument is out of range, or an input is missing.
@@ -366,9 +381,9 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
     if trust:
         with trusting(*trust):
             return create(kind, text, **given)
-    offered = {key: value for key, value in given.items() if key in OFFERED}
+    offered = {key: value for key, value in given.items() if key in offered_to(kind)}
     part, arguments = bind(kind, text, **offered)
-    arguments |= _inputs(kind, text, part, {key: value for key, value in given.items() if key not in OFFERED})
+    arguments |= _inputs(kind, text, part, {key: value for key, value in given.items() if key not in offered})
     if "." in parse(text).name:
         miner = create("miners", offered["miner"]) if kind == "losses" and offered.get("miner") else None
         return _foreign().build(kind, text, part, arguments, miner)
@@ -383,7 +398,7 @@ def _inputs(kind: str, text: str, part: Any, given: dict[str, Any]) -> dict[str,
     parameters = {key: each for key, each in signature(part).parameters.items() if _is_input(part, each)}
     for key in given:
         if key not in parameters:
-            raise UnimetricError(f"`{text}` has no input `{key}`", closest(key, [*parameters, *OFFERED]))
+            raise UnimetricError(f"`{text}` has no input `{key}`", closest(key, [*parameters, *offered_to(kind)]))
     for key, parameter in parameters.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if key not in given and parameter.default is parameter.empty and not variadic:

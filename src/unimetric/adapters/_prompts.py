@@ -50,7 +50,7 @@ class Pool(nn.Module):
         if layer:
             return None
         with torch.autocast(patches.device.type, enabled=False):
-            return (self.preference(patches) @ self.prompts.flatten(1)).view(len(patches), self.length, -1)
+            return (self.preference(patches) @ self.prompts.flatten(1)).view(patches.shape[0], self.length, -1)
 
 
 class Tokens(nn.Module):
@@ -74,4 +74,4 @@ class Tokens(nn.Module):
         self.tokens = nn.Parameter(torch.empty(layers, length, channels).uniform_(-bound, bound))
 
     def forward(self, patches: Float[Tensor, "B N C"], layer: int) -> Float[Tensor, "B P C"] | None:
-        return self.tokens[layer].expand(len(patches), -1, -1) if layer < len(self.tokens) else None
+        return self.tokens[layer].expand(patches.shape[0], -1, -1) if layer < len(self.tokens) else None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from timm.models.eva import Eva, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -25,11 +26,14 @@ from unimetric.kinds import Backbone
 def frozen_transformer(backbone: Any) -> Any:
     """Freeze a backbone and return its timm transformer.
 
+    It is a `VisionTransformer`, such as DINOv2 or SigLIP, or an `Eva`, such as DINOv3 or EVA-02.
+
     Raises:
         UnimetricError: If the backbone is not a plain vision transformer of timm.
     """
     network = completed("backbones", backbone).find_transformer()
-    if not isinstance(network, VisionTransformer) or not all(isinstance(block, Block) for block in network.blocks):
+    block_type = EvaBlock if isinstance(network, Eva) else Block
+    if not isinstance(network, VisionTransformer | Eva) or not all(isinstance(block, block_type) for block in network.blocks):
         raise UnimetricError(
             f"this adapter requires a plain vision transformer of timm, which the backbone `{type(backbone).__name__}` does not have",
             "use `backbone = \"timm(name='vit_small_patch16_224')\"`, or `adapter = 'linear_probe'`, which accepts any backbone",
@@ -143,7 +147,13 @@ def normalize(norm: nn.Module, x: Float[Tensor, "B N C"]) -> Normalized:
 
 
 def run_block(
-    block: Any, x: Float[Tensor, "B N C"], attention: nn.Module | None, mlp: nn.Module | None, *, scaled: bool = False
+    block: Any,
+    x: Float[Tensor, "B N C"],
+    attention: nn.Module | None,
+    mlp: nn.Module | None,
+    *,
+    scaled: bool = False,
+    rope: Tensor | None = None,
 ) -> Float[Tensor, "B N C"]:
     """Run a timm block with branches parallel to its attention and its MLP.
 
@@ -153,19 +163,58 @@ def run_block(
         attention: Branch parallel to the attention. Receives the first norm's output and the stream before it.
         mlp: Branch parallel to the MLP. Receives the second norm's output and the stream before it.
         scaled: Whether the block's LayerScale also applies to the branches. If not, a branch is added after it.
+        rope: Rotary position embedding of the tokens after the prefix, for an `EvaBlock`.
 
     Returns:
         Output of the block, (B, N, C).
     """
+    scales = _scales(block)
     normal = normalize(block.norm1, x)
     branch = None if attention is None else attention(normal, x)
-    x = x + _half(block.attn(normal.value), branch, block.ls1, block.drop_path1, scaled)
+    own = block.attn(normal.value) if rope is None else block.attn(normal.value, rope=rope)
+    x = x + _half(own, branch, scales[0], block.drop_path1, scaled)
     normal = normalize(block.norm2, x)
     branch = None if mlp is None else mlp(normal, x)
-    return x + _half(block.mlp(normal.value), branch, block.ls2, block.drop_path2, scaled)
+    return x + _half(block.mlp(normal.value), branch, scales[1], block.drop_path2, scaled)
 
 
-def _half(own: Tensor, branch: Tensor | None, scale: nn.Module, drop: nn.Module, scaled: bool) -> Float[Tensor, "B N C"]:
+def _scales(block: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return the LayerScale of both halves of a block."""
+    if isinstance(block, EvaBlock):  # it stores the factors as parameters, or None
+        return functools.partial(_multiply, block.gamma_1), functools.partial(_multiply, block.gamma_2)
+    return block.ls1, block.ls2
+
+
+def _multiply(factor: Tensor | None, x: Tensor) -> Tensor:
+    return x if factor is None else factor * x
+
+
+def embed_patches(network: Any, images: Float[Tensor, "B 3 H W"]) -> tuple[Float[Tensor, "B N C"], Tensor, Tensor | None]:
+    """Run a transformer up to its first block.
+
+    Returns:
+        The tokens (prefix, then patches), the patch embeddings without position, and the rotary position embedding of
+        the patches, or None.
+    """
+    patches = network.patch_embed(images)
+    if isinstance(network, Eva):
+        x, rope = network._pos_embed(patches)
+        return network.norm_pre(x), _flat(patches), rope
+    return network.norm_pre(network.patch_drop(network._pos_embed(patches))), _flat(patches), None
+
+
+def extend_rope(rope: Tensor | None, count: int) -> Tensor | None:
+    """Insert rotations by zero for `count` prompt tokens before the patches.
+
+    A rotary embedding (..., N, 2 F) has the sines of F angles, then the cosines.
+    """
+    if rope is None or not count:
+        return rope
+    sines = rope.new_zeros(*rope.shape[:-2], count, rope.shape[-1] // 2)
+    return torch.cat([torch.cat([sines, torch.ones_like(sines)], -1), rope], -2)
+
+
+def _half(own: Tensor, branch: Tensor | None, scale: Callable[[Tensor], Tensor], drop: nn.Module, scaled: bool) -> Float[Tensor, "B N C"]:
     """Sum one half of a block and its branch.
 
     Under autocast the sum is in half precision; the stream is float32.
@@ -246,16 +295,16 @@ class Adapted(Backbone):
         prefix: int = network.num_prefix_tokens
         has_position = network.cls_token is not None and network.pos_embed is not None and not network.no_embed_class
         position = network.pos_embed[:, :1] if has_position else None
-        patches = network.patch_embed(images)
-        x = network.norm_pre(network.patch_drop(network._pos_embed(patches)))
-        flat = _flat(patches)
+        x, flat, rope = embed_patches(network, images)
+        mixed = rope is not None and vars(network).get("rope_mixed", False)  # one rotary embedding per block
         for number, block in enumerate(network.blocks):
             tokens = None if self.prompt is None else self.prompt(flat, number)
             if tokens is not None:
                 tokens = tokens + position if self.prompt.placed and position is not None else tokens
                 x = torch.cat([x[:, :prefix], tokens.to(x.dtype), x[:, prefix + count :]], 1)
                 count = tokens.shape[1]
-            x = run_block(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled)
+            turned = extend_rope(rope[number] if mixed else rope, count)
+            x = run_block(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled, rope=turned)
         if count:
             x = torch.cat([x[:, :prefix], x[:, prefix + count :]], 1)
         stage = network.norm(x)

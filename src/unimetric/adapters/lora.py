@@ -18,10 +18,11 @@ class LowRank(Mergeable):
     """timm's joint projection to q, k and v with a low-rank update of some of the three.
 
     Args:
-        layer: Frozen projection with C inputs and 3 D outputs.
+        layer: Frozen projection with C inputs and 3 D outputs, or D if it is one of the three alone.
         rank: Rank of each update.
         scale: Factor on the updates.
-        targets: Updated projections, letters out of `q`, `k` and `v`.
+        targets: Updated projections, letters out of `of`.
+        of: Projections of the layer, in the order of its outputs.
         keep: Probability that an update is active for a sample in training, in (0, 1]. Each target
             has a separate gate.
 
@@ -29,22 +30,22 @@ class LowRank(Mergeable):
         (B, N, C) -> (B, N, 3 D)
     """
 
-    def __init__(self, layer: nn.Linear, *, rank: int, scale: float, targets: str, keep: float) -> None:
+    def __init__(self, layer: nn.Linear, *, rank: int, scale: float, targets: str, keep: float, of: str = "qkv") -> None:
         super().__init__()
-        self.layer, self.scale, self.targets = layer, scale, targets
-        inside, outside = layer.in_features, layer.out_features // 3
+        self.layer, self.scale, self.targets, self.of = layer, scale, targets, of
+        inside, outside = layer.in_features, layer.out_features // len(of)
         bound = 1 / math.sqrt(inside)  # the default of torch and peft: Kaiming uniform with a = sqrt(5)
         self.down = nn.Parameter(torch.empty(inside, len(targets) * rank).uniform_(-bound, bound))
         self.up = nn.Parameter(torch.zeros(len(targets), rank, outside))
         self.drop = DropPath(1 - keep)
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N E"]:
-        parts = list(self.layer(x).chunk(3, -1))
+        parts = list(self.layer(x).chunk(len(self.of), -1))
         count = len(self.targets)
         hidden = x @ self.down  # one product for all targets stores x once
-        gates = self.drop(hidden.new_ones(count * len(x), 1, 1)).chunk(count)
+        gates = self.drop(hidden.new_ones(count * x.shape[0], 1, 1)).chunk(count)
         for name, part, gate, up in zip(self.targets, hidden.chunk(count, -1), gates, self.scale * self.up, strict=True):
-            index = "qkv".index(name)
+            index = self.of.index(name)
             parts[index] = parts[index] + (part * gate) @ up
         return torch.cat(parts, -1)
 
@@ -53,7 +54,7 @@ class LowRank(Mergeable):
         """Return one frozen linear layer that equals this module in testing."""
         weight = self.layer.weight.clone()
         for name, down, up in zip(self.targets, self.down.chunk(len(self.targets), -1), self.up, strict=True):
-            rows = weight.chunk(3)["qkv".index(name)]  # a view
+            rows = weight.chunk(len(self.of))[self.of.index(name)]  # a view
             rows += (self.scale * (down.double() @ up.double())).T.to(rows.dtype)
         layer = nn.Linear(self.layer.in_features, self.layer.out_features, bias=self.layer.bias is not None, device="meta")
         layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), self.layer.bias
@@ -100,5 +101,13 @@ def lora(
 
 def add_low_rank(network: Any, *, rank: int, scale: float, targets: str, keep: float) -> None:
     """Replace the attention projections of every block by ones with a low-rank update."""
+    options: dict[str, Any] = {"rank": rank, "scale": scale, "keep": keep}
     for block in network.blocks:
-        block.attn.qkv = LowRank(block.attn.qkv, rank=rank, scale=scale, targets=targets, keep=keep)
+        own = vars(block.attn)
+        if block.attn.qkv is not None:
+            block.attn.qkv = LowRank(block.attn.qkv, targets=targets, **options)
+            if "qkv_bias_separate" in own:  # otherwise, an `EvaAttention` reads the weight of the layer instead of calling it
+                block.attn.qkv_bias_separate = True
+            continue
+        for name in targets:  # a network with three separate layers
+            setattr(block.attn, f"{name}_proj", LowRank(getattr(block.attn, f"{name}_proj"), targets=name, of=name, **options))

@@ -258,7 +258,7 @@ class _Layers(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "K B I"]) -> Tensor:
-        weight = self.weight.expand(len(x), -1, -1)
+        weight = self.weight.expand(x.shape[0], -1, -1)
         if not self.together:
             return torch.baddbmm(self.bias, x, weight)
         return torch.bmm(x, weight).mean(0) + self.bias

@@ -13,7 +13,9 @@ catalogue(
     Average="unimetric.geometry.space",
     Hits="unimetric.geometry.space",
     Space="unimetric.geometry.space",
+    bootstrap="unimetric.metrics._measure",
     explain="unimetric.metrics._measure",
     interval="unimetric.metrics._measure",
     measure="unimetric.metrics._measure",
+    totals_by_class="unimetric.metrics._measure",
 )

@@ -2,9 +2,11 @@
 from unimetric.geometry.space import Average as Average
 from unimetric.geometry.space import Hits as Hits
 from unimetric.geometry.space import Space as Space
+from unimetric.metrics._measure import bootstrap as bootstrap
 from unimetric.metrics._measure import explain as explain
 from unimetric.metrics._measure import interval as interval
 from unimetric.metrics._measure import measure as measure
+from unimetric.metrics._measure import totals_by_class as totals_by_class
 from unimetric.metrics.ami import ami as ami
 from unimetric.metrics.ari import ari as ari
 from unimetric.metrics.auroc import auroc as auroc

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
 from unimetric.foreign import completed
@@ -80,10 +82,31 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
         middle = value + ratio / 2
         half = math.sqrt(ratio * (value * (1 - value) + ratio / 4))
         return max(0.0, (middle - half) / (1 + ratio)), min(1.0, (middle + half) / (1 + ratio))
+    return bootstrap(*totals_by_class(value), level=level, draws=draws, seed=space.seed)
+
+
+def totals_by_class(value: Average) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
+    """Return the sum of the terms of a mean over queries and their number, by class, in float64."""
     each, classes = value.each.cpu(), value.classes.cpu().unique(return_inverse=True)[1]
     count = torch.bincount(classes).to(torch.float64)
-    total = torch.zeros_like(count).index_add_(0, classes, each)
-    generator = torch.Generator().manual_seed(space.seed)
+    return torch.zeros_like(count).index_add_(0, classes, each.to(torch.float64)), count
+
+
+def bootstrap(
+    total: Float[Tensor, "C"], count: Float[Tensor, "C"], *, level: float = 0.95, draws: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Return a confidence interval of `total.sum() / count.sum()` over the choice of classes.
+
+    For the difference between two models, pass the difference of their totals: both are then drawn on the same classes.
+
+    Args:
+        total: Sum over the queries of each class.
+        count: Number of queries of each class.
+        level: Confidence level.
+        draws: Number of draws.
+        seed: Seed of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
     means = torch.empty(draws, dtype=torch.float64)
     for draw in range(draws):
         drawn = torch.randint(len(count), (len(count),), generator=generator)

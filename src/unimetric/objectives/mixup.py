@@ -49,6 +49,7 @@ class Mixup(Objective):
         batch_size: Number of images per step. Provided by the run.
     """
 
+    whole_batch = True
     blends: Tensor
     scores: Tensor
     quantiles: Tensor

@@ -226,10 +226,21 @@ def _log_line(text: str) -> dict[str, Any]:
         raise _Invalid("`raw` is not an object")
     if raw:
         line["raw"] = {key if key.startswith(_MEASURED) else f"test/{key}": _number(value, key) for key, value in _with_parts(raw).items()}
+    line["gain"] = _gains(line.get("gain", {}))
     lower = line.get("lower_is_better", [])
     if not isinstance(lower, list) or not all(isinstance(each, str) for each in lower):
         raise _Invalid("`lower_is_better` is not a list of metrics")
     return line
+
+
+def _gains(gains: Any) -> dict[str, dict[str, Any]]:
+    """Return the gains of a run over its untrained network, by dataset, after checking their numbers."""
+    if not isinstance(gains, dict) or not all(isinstance(gain, dict) and isinstance(gain.get("metric"), str) for gain in gains.values()):
+        raise _Invalid("`gain` is not an object of gains")
+    for name, gain in gains.items():
+        for key in ("untrained", "trained", "gain", *({"from", "to"} & gain.keys())):
+            _number(gain.get(key), f"{key} of {name}")
+    return gains
 
 
 def _with_parts(line: dict[str, Any]) -> dict[str, Any]:

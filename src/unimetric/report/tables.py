@@ -71,7 +71,7 @@ def results(found: list[Method]) -> list[Results]:
         for number in range(len(here), len(every)):
             name, seeds, cells = rows[number]
             rows[number] = name, seeds if seeds > 1 else 0, [replace(cell, paper=None) for cell in cells]
-        tables.append(Results(*task, metrics, rows, [*_notes(here, metrics), *_paper_notes(rows), *_epoch_notes(here)]))
+        tables.append(Results(*task, metrics, rows, [*_notes(here, metrics), *_gain_notes(here), *_paper_notes(rows), *_epoch_notes(here)]))
     return tables
 
 
@@ -87,6 +87,30 @@ def _notes(here: list[Method], metrics: list[str]) -> list[str]:
             value, raw = (format_value(judge, sum(column) / len(worse)) for column in zip(*worse, strict=True))
             runs = f" in {len(worse)} of {len(pairs)} runs" if len(pairs) > 1 else ""
             notes.append(f"{method.name}: training did not help{runs}: {judge} {value} at the best epoch, {raw} of the raw backbone")
+    return notes
+
+
+def _gain_notes(here: list[Method]) -> list[str]:
+    """Return a sentence per method and dataset with the gain over the untrained network.
+
+    One run has its interval over classes. Several seeds have the range of their gains.
+    """
+    notes = []
+    for method in here:
+        names = dict.fromkeys(name for run in method.runs for name in run.best.get("gain", {}))
+        for name in names:
+            gains = [run.best["gain"][name] for run in method.runs if name in run.best.get("gain", {})]
+            metric, values = gains[0]["metric"], [each["gain"] for each in gains]
+            if len(gains) > 1:
+                ends = f", {100 * min(values):+.1f} to {100 * max(values):+.1f} over {len(gains)} seeds"
+            elif "from" in gains[0]:
+                ends = f", 95% interval {100 * gains[0]['from']:+.1f} to {100 * gains[0]['to']:+.1f}"
+            else:
+                ends = ""
+            worse = "; the run ends below it" if statistics.fmean(values) < 0 else ""
+            place = "its test classes" if name == "test" else name
+            mean = 100 * statistics.fmean(values)
+            notes.append(f"{method.name}: gain over the untrained network on {place}: {metric} {mean:+.1f} points{ends}{worse}")
     return notes
 
 

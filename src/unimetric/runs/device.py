@@ -27,22 +27,25 @@ except ModuleNotFoundError:  # Windows
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+    from lightning_fabric.strategies import DDPStrategy
 
     VERSION = ""
 else:
     try:
         from lightning_fabric import Fabric
         from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+        from lightning_fabric.strategies import DDPStrategy
 
         VERSION = version("lightning-fabric")  # raises an ImportError if only `lightning` is installed
     except ImportError:
         from lightning.fabric import Fabric
         from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
+        from lightning.fabric.strategies import DDPStrategy
 
         VERSION = version("lightning")
 
 
-__all__ = ["VERSION", "CSVLogger", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric"]
+__all__ = ["VERSION", "CSVLogger", "DDPStrategy", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric"]
 
 
 # Lightning and inductor suggest a lower precision of float32 products, which would change results. Silence both:

@@ -81,7 +81,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
     `epochs` may be raised. Images may have moved; `data.json` identifies them.
     """
-    later = {"epochs", "dataset", "split", "on_bad_picture"}
+    later = {"epochs", "dataset", "split", "watch_datasets", "on_bad_picture"}
     return {key: value for key, value in asdict(config).items() if key not in NO_RESULT | later}
 
 
@@ -248,11 +248,15 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
         "threads": torch.get_num_threads(),
         "run_id": config.run_id,
     }
-    with _file_lock(folder):
+    weights = pretrained_weights(config)
+    if weights:
+        environment["weights"] = weights
+    with lock_folder(folder):
         remove_stale(folder)
         seal_files(folder, finished=False)
         (folder / "done").unlink(missing_ok=True)  # a run that gets more epochs is not finished
-        write_text(folder / "config.toml", config.dump())  # first, because it marks a run folder even after a crash
+        comment = f"# weights of the backbone: {weights}\n" if weights else ""
+        write_text(folder / "config.toml", comment + config.dump())  # first, because it marks a run folder even after a crash
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
         try:
             yield
@@ -263,11 +267,33 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
                 seal_files(folder, finished=(folder / "done").exists())
 
 
+def pretrained_weights(config: RunConfig) -> str:
+    """Return the name of the downloaded weights of a run's backbone with their tag, or "".
+
+    A name without a tag means timm's default, which may change with its version.
+
+    Args:
+        config: Settings of the run.
+    """
+    if parse(config.backbone).name != "timm":
+        return ""
+    arguments = bind("backbones", config.backbone)[1]
+    if not arguments.get("pretrained"):
+        return ""
+    from unimetric.backbones._hub import resolve_weights  # loads timm
+
+    return resolve_weights(arguments.get("name", "resnet50"))
+
+
 @contextlib.contextmanager
-def _file_lock(folder: Path) -> Iterator[None]:
-    """Lock a folder, if the system supports it, so that two runs do not mix their lines.
+def lock_folder(folder: Path, work: str = "training in") -> Iterator[None]:
+    """Lock a folder, if the system supports it, so that two processes do not mix their files.
 
     A killed process releases the lock.
+
+    Args:
+        folder: Folder that exists.
+        work: What the other process does with the folder, for the error.
     """
     if fcntl is None:
         yield
@@ -280,7 +306,7 @@ def _file_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which data workers of a killed run would keep
         except (BlockingIOError, PermissionError):
-            raise UnimetricError(f"{folder}: another process is training in it", "wait until it ends, or choose another --out") from None
+            raise UnimetricError(f"{folder}: another process is {work} it", "wait until it ends, or choose another --out") from None
         except OSError:  # some network file systems have no locks
             pass
         try:

@@ -83,9 +83,13 @@ def adapted(backbone: Backbone, config: RunConfig) -> Backbone:
 def loss_of(config: RunConfig) -> str:
     """Return the spec string of a run's loss.
 
-    It is that of the objective, as in `s2sd(loss='triplet')`, or else `loss`.
+    It is that of the innermost objective, as in `cached(objective="s2sd(loss='triplet')")`, or else `loss`.
     """
-    return bind("objectives", config.objective, **OFFERED | {"loss": config.loss})[1].get("loss", config.loss)
+    loss, objective = config.loss, config.objective
+    while objective:
+        arguments = bind("objectives", objective, **OFFERED | {"loss": loss})[1]
+        loss, objective = arguments.get("loss", loss), arguments.get("objective", "")
+    return loss
 
 
 def place(embeddings: Float[Tensor, "N D"], loss: Loss | None, geometry: str) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:

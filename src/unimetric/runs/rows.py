@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from unimetric.config import RunConfig
@@ -56,3 +58,17 @@ def readable(
             "replace these images",
         )
     return kept, [(table.paths[unique[row]], reason) for row, reason in bad]
+
+
+def read_watched(config: RunConfig) -> dict[str, Table]:
+    """Read the other datasets of a run, and return the tables of their standard test classes.
+
+    Args:
+        config: Settings of the run; see `watch_datasets`.
+    """
+    found = {}
+    for text in config.watch_datasets:
+        table, split = read_table(replace(config, dataset=text, split="standard"))
+        rows, _ = readable(config, table, split.test)
+        found[text] = table.take(rows)
+    return found

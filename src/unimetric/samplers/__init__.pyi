@@ -2,6 +2,7 @@
 from unimetric.samplers._batches import occurrence as occurrence
 from unimetric.samplers._batches import rank_slice as rank_slice
 from unimetric.samplers._batches import share as share
+from unimetric.samplers.by_source import BySource as BySource
 from unimetric.samplers.class_random import ClassRandom as ClassRandom
 from unimetric.samplers.distance_matching import DistanceMatching as DistanceMatching
 from unimetric.samplers.frechet_matching import FrechetMatching as FrechetMatching

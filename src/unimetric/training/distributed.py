@@ -1,13 +1,21 @@
-"""Gather the outputs of all ranks, so that each computes the loss of the whole batch."""
+"""Several ranks: each computes the loss of the whole batch, and all take the same step.
+
+Gradients are averaged here and not by the hooks of `DistributedDataParallel`. Those wait for every parameter, so a
+user would have to know whether an objective, an adapter or a warm-up leaves some of them without a gradient
+(`find_unused_parameters`). Here a parameter without a gradient has none on any rank, as on one rank.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from unimetric.kinds import Output
-from unimetric.runs.device import Fabric
+from unimetric.runs.device import DDPStrategy, Fabric
 from unimetric.runs.display import Display
 
 
@@ -36,6 +44,66 @@ def gather(fabric: Fabric, output: Output, reads: tuple[str, ...]) -> Output:
         views = tuple(join(view, False) for view in views)
     branches = (embeddings,) if len(output.branches) == 1 else tuple(map(join, output.branches))
     return Output(embeddings, tokens, images, branches, views)
+
+
+#: Numbers per all-reduce. More save little time and take more memory.
+_BUCKET = 2**24
+
+
+def averages_gradients(fabric: Fabric) -> bool:
+    """Return whether `average_gradients` averages, instead of the strategy itself or a single rank."""
+    return fabric.world_size > 1 and isinstance(fabric.strategy, DDPStrategy)
+
+
+def local_gradients(fabric: Fabric, model: Any) -> AbstractContextManager[Any]:
+    """Return a context in which each rank computes its own gradients.
+
+    Args:
+        fabric: Fabric of the run.
+        model: Model wrapped by Fabric.
+    """
+    return fabric.no_backward_sync(model) if averages_gradients(fabric) else nullcontext()
+
+
+@torch.no_grad()
+def average_gradients(fabric: Fabric, parameters: Iterable[nn.Parameter]) -> None:
+    """Replace the gradients of some parameters by their mean over the ranks.
+
+    Args:
+        fabric: Fabric of the run.
+        parameters: Parameters in the same order on all ranks. Those without a gradient have none on any rank.
+    """
+    if not averages_gradients(fabric):
+        return
+    buckets: list[list[Tensor]] = []
+    for gradient in (parameter.grad for parameter in parameters):
+        if gradient is None:
+            continue
+        last = buckets[-1] if buckets else []
+        if last and last[0].dtype == gradient.dtype and sum(each.numel() for each in last) + gradient.numel() <= _BUCKET:
+            last.append(gradient)
+        else:
+            buckets.append([gradient])
+    for bucket in buckets:
+        joined = torch.cat([gradient.flatten() for gradient in bucket])
+        torch.distributed.all_reduce(joined)
+        joined /= fabric.world_size
+        for gradient, mean in zip(bucket, joined.split([each.numel() for each in bucket]), strict=True):
+            gradient.copy_(mean.view(gradient.shape))
+
+
+@torch.no_grad()
+def share_first_rank(fabric: Fabric, tensors: Iterable[Tensor]) -> None:
+    """Replace tensors by those of the first rank.
+
+    Running statistics differ between ranks, and parameters of a loss may by rounding.
+
+    Args:
+        fabric: Fabric of the run.
+        tensors: Tensors in the same order on all ranks.
+    """
+    for tensor in tensors if averages_gradients(fabric) else ():
+        torch.distributed.broadcast(tensor.data, 0)
 
 
 def warn_of_batch_norm(fabric: Fabric, model: nn.Module, display: Display) -> None:

@@ -17,9 +17,11 @@ from unimetric.runs.display import Display
 from unimetric.runs.folder import check_same_run, is_finished, lock_run_folder, read_done
 from unimetric.training.batches import Batch, batches
 from unimetric.training.checkpoint import check_data, resume, save_checkpoint, write_best
-from unimetric.training.distributed import gather
+from unimetric.training.distributed import average_gradients, gather, local_gradients
+from unimetric.training.gains import log_watched, measure_gains
 from unimetric.training.log import Log, finish, format_log_line, log_starting_point, open_logger, write_skipped
 from unimetric.training.progress import Meter
+from unimetric.training.ranks import RankWatch
 from unimetric.training.signals import Signals
 from unimetric.training.state import TrainingState, build_training_state, evaluate_splits
 
@@ -36,7 +38,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
 
     Returns:
         The line of `metrics.jsonl` of the best epoch, which may be 0, the untrained model. `raw` holds the
-        metric values of the backbone's own features, and `warning` a sentence if training did not help.
+        metric values of the backbone's own features, `gain` the gains over them, with intervals, and `warning` a
+        sentence if training did not help.
         If the head has variants, such as the weightings of `diva`, `variants` holds the best epoch of each
         and its metric values.
     """
@@ -51,7 +54,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     main = fabric.global_rank == 0
     torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static, so one search for the fastest kernels pays
 
-    with Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
+    with RankWatch(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
         state = build_training_state(config, fabric, display)
         check_data(state, folder)
@@ -64,7 +67,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         log = Log(folder, fabric, upto=progress.epoch if progress.resumed else -1)
         if not progress.resumed:
             line = log_starting_point(state, log)
-            progress.raw = line.get("raw", {})
+            progress.raw, progress.untrained = line.get("raw", {}), state.untrained | log_watched(state)
             if progress.raw and progress.record(line, state) and main:  # training may make a model worse
                 write_best(state, folder, line)
 
@@ -99,7 +102,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 raise Interrupted(f"saved after epoch {epoch + 1}; run the same command to resume")
 
         # --- Done ---------------------------------------------------------------------------------------
-        return finish(fabric, folder, progress.result(state))
+        return finish(fabric, folder, progress.result(state, measure_gains(state, folder, progress)))
 
 
 def take_step(state: TrainingState, batch: Batch, now: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,13 +119,15 @@ def take_step(state: TrainingState, batch: Batch, now: float) -> tuple[Tensor, d
     objective, optimizer, fabric = state.objective, state.optimizer, state.fabric
     state.set_rates(now)
     objective.begin()
-    embeddings, tokens, branches = state.model(batch.images)
-    output = Output(embeddings.float(), tokens, batch.images, tuple(branch.float() for branch in branches), batch.views)
-    output = gather(fabric, output, objective.reads)
-    terms = state.minimize(output, batch.labels)
-    loss = torch.stack(list(terms.values())).sum()
-    optimizer.zero_grad()
-    fabric.backward(loss)
+    with local_gradients(fabric, state.model):
+        embeddings, tokens, branches = objective.forward_pass(state.model, batch.images)
+        output = Output(embeddings.float(), tokens, batch.images, tuple(branch.float() for branch in branches), batch.views)
+        output = gather(fabric, output, objective.reads)
+        terms = state.minimize(output, batch.labels)
+        loss = torch.stack(list(terms.values())).sum()
+        optimizer.zero_grad()
+        objective.backward_pass(loss, fabric.backward)
+    average_gradients(fabric, state.bare.parameters())
     state.limit_gradients()
     optimizer.step()
     with torch.no_grad():

@@ -13,6 +13,7 @@ from torch import Tensor
 from unimetric.config import better, score
 from unimetric.runs.device import peak_memory
 from unimetric.training.log import check_finite_loss, variant_lines
+from unimetric.training.scores import format_gain
 from unimetric.training.state import TrainingState
 
 
@@ -24,9 +25,11 @@ class Progress:
         epoch: Number of finished epochs.
         step: Number of finished steps of the current epoch.
         loss: Sum of the losses of these steps.
-        best: `value`, the score that selects the epoch, and `line`, the log line of the best epoch.
+        best: `value`, the score that selects the epoch, `line`, the log line of the best epoch, and `score`, its score on the test
+            classes.
         variants: For each head variant, the metric values of its own best epoch.
         raw: Metric values of the raw backbone, if they were measured.
+        untrained: Scores of the raw backbone on the test classes and on other datasets, if they were measured.
         resumed: Whether the run continues from a checkpoint. This is not stored.
     """
 
@@ -36,6 +39,7 @@ class Progress:
     best: dict[str, Any] | None = None
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     raw: dict[str, float] = field(default_factory=dict)
+    untrained: dict[str, dict[str, Any]] = field(default_factory=dict)
     resumed: bool = False
 
     def notes(self) -> dict[str, Any]:
@@ -67,31 +71,40 @@ class Progress:
             lower = [text for text in (*config.test_metrics, *config.train_metrics) if better(text) == "lower"]
             if lower:
                 notes["lower_is_better"] = lower  # for the report, which does not import the metrics
-            self.best = {"value": value, "line": line | notes}
+            self.best = {"value": value, "line": line | notes, "score": state.test_score}
         return improved
 
-    def result(self, state: TrainingState) -> dict[str, Any]:
+    def result(self, state: TrainingState, gains: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Return the log line of the best epoch, with what belongs to the whole run.
 
         Args:
             state: State of the run.
+            gains: Gains over the untrained network; see `measure_gains`.
 
         Returns:
-            The line, with `variants` (best results of the head variants), `raw` (metric values of the raw backbone) and `warning`
-            (a sentence, if training did not help), where there are any.
+            The line, with `variants` (best results of the head variants), `raw` (metric values of the raw backbone), `gain` (over the
+            untrained network) and `warning` (a sentence, if training did not help), where there are any.
         """
         assert self.best is not None, "the last epoch is always evaluated"
-        more = {"variants": self.variants, "raw": self.raw, "warning": self.warning(state)}
+        more = {"variants": self.variants, "raw": self.raw, "gain": gains, "warning": self.warning(state, gains)}
         return self.best["line"] | {key: value for key, value in more.items() if value}
 
-    def warning(self, state: TrainingState) -> str:
-        """Return a sentence if training did not help, else "".
+    def warning(self, state: TrainingState, gains: dict[str, dict[str, Any]]) -> str:
+        """Return a sentence if training did not help, or made the network worse on other datasets, else "".
 
         It did not help if the best epoch is not better than the raw backbone, or is the untrained model.
 
         Args:
             state: State of the run.
+            gains: Gains over the untrained network.
         """
+        problems = [self._no_gain(state)]
+        for name, gain in gains.items():
+            if gain["gain"] < 0 and (name != "test" or not problems[0]):
+                problems.append(f"the run ends below the untrained network on {name}: {format_gain(gain)}")
+        return "; ".join(filter(None, problems))
+
+    def _no_gain(self, state: TrainingState) -> str:
         if self.best is None or not self.raw:
             return ""
         metrics = state.config.metrics[: state.config.chosen_by]

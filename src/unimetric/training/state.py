@@ -16,17 +16,20 @@ from unimetric.geometry import seed_dice
 from unimetric.images.loading import Resident, Streamed, View, open_pictures
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
+from unimetric.kinds import Loss
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.display import Display
 from unimetric.runs.embed import embed, space_of
 from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
-from unimetric.runs.rows import read_table, readable
+from unimetric.runs.rows import read_table, read_watched, readable
 from unimetric.runs.weights import Trained
 from unimetric.samplers import occurrence, rank_slice
 from unimetric.spec import bind, create
 from unimetric.training.build import build_objective, build_optimizer, check_sizes
 from unimetric.training.capture import compiled
+from unimetric.training.distributed import averages_gradients, share_first_rank
+from unimetric.training.scores import score_of
 
 
 @dataclass
@@ -53,6 +56,9 @@ class TrainingState:
         factor: Schedule: (epochs so far) -> factor of every learning rate.
         rates: Learning rate of each parameter group, before the factor.
         backbone_parameters: Trainable parameters of the backbone, which warm-up freezes.
+        watched: Tables of the test classes of other datasets; see `watch_datasets`.
+        untrained: Scores of the raw backbone: `test`, and one per other dataset.
+        test_score: Score of the last evaluation on the test classes.
         warming: Whether the current epoch is a warm-up epoch.
     """
 
@@ -75,6 +81,9 @@ class TrainingState:
     factor: Callable[[float], float]
     rates: list[float]
     backbone_parameters: list[nn.Parameter]
+    watched: dict[str, Table] = field(default_factory=dict)
+    untrained: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    test_score: dict[str, Any] = field(default_factory=dict, init=False)
     warming: bool = field(default=False, init=False)
 
     @property
@@ -123,8 +132,9 @@ class TrainingState:
         self.objective.train()
         self.warming = epoch < self.config.warmup_epochs
         for parameter in self.backbone_parameters:
-            # Several ranks wait for the gradient of each parameter; `limit_gradients` drops it.
-            parameter.requires_grad_(not self.warming or self.fabric.world_size > 1)
+            # Some strategies wait for the gradient of each parameter; `limit_gradients` drops it.
+            waits = self.fabric.world_size > 1 and not averages_gradients(self.fabric)
+            parameter.requires_grad_(not self.warming or waits)
 
     def set_rates(self, now: float) -> None:
         """Set the learning rate of each parameter group.
@@ -182,6 +192,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     rank_slice(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)  # rejects a batch that ranks cannot share
     recipe, factor = create("transforms", config.transform), build_schedule(config)
     table, split = read_table(config)
+    watched = read_watched(config)
     learner = build_learner(config, fabric, table, split)
     split, skipped = skip_unreadable(config, table, split, display)
     if skipped:
@@ -217,6 +228,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
         factor=factor,
         rates=[group["lr"] for group in optimizer.param_groups],
         backbone_parameters=[parameter for parameter in bare.backbone.parameters() if parameter.requires_grad],
+        watched=watched,
     )
 
 
@@ -229,14 +241,15 @@ def build_learner(config: RunConfig, fabric: Fabric, table: Table, split: Split)
         table: Table of the images.
         split: Rows of training and test.
     """
-    labels = np.unique(table.labels[split.train], return_inverse=True)[1]
+    classes, labels = np.unique(table.labels[split.train], return_inverse=True)
     num_classes = int(labels.max()) + 1
     model = build_model(config)
     check_sizes(config, model, num_classes=num_classes)
     loss_with_geometry(config, model.dim)  # rejects a geometry that the loss does not support
     objective = build_objective(config, model, num_classes=num_classes)
     seed_dice(objective, config.seed)
-    sampler = create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+    names = tuple(table.class_names[label] for label in classes)
+    sampler = create("samplers", config.sampler, labels=labels, class_names=names, batch_size=config.batch_size, seed=config.seed)
     model, objective = model.to(fabric.device), objective.to(fabric.device)
     return Learner(labels, model, objective, build_optimizer(config, model, objective), sampler)
 
@@ -277,19 +290,22 @@ def count_per_dataset(table: Table, split: Split) -> dict[str, tuple[int, int]]:
     return {name: (int(mine.sum()), len(np.unique(labels[mine]))) for name, mine in rows.items()}
 
 
-def embed_rows(state: TrainingState, rows: np.ndarray, *, model: Any = None, read: Callable[[Any], Tensor] | None = None) -> Tensor:
+def embed_rows(
+    state: TrainingState, rows: np.ndarray, *, loader: Any = None, model: Any = None, read: Callable[[Any], Tensor] | None = None
+) -> Tensor:
     """Embed some rows, center-cropped.
 
     Args:
         state: State of the run.
         rows: Indices of the rows in the table.
+        loader: Source of image crops. Defaults to that of the run.
         model: Model. Defaults to that of the run.
         read: (Output of the model) -> vectors. Defaults to the embeddings.
     """
     return embed(
         state.fabric,
         state.model if model is None else model,
-        state.loader,
+        state.loader if loader is None else loader,
         rows,
         View(state.recipe),
         batch=evaluation_batch(state.config, state.fabric),
@@ -298,7 +314,7 @@ def embed_rows(state: TrainingState, rows: np.ndarray, *, model: Any = None, rea
     )
 
 
-def embed_with_features(state: TrainingState, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+def embed_with_features(state: TrainingState, rows: np.ndarray, *, loader: Any = None) -> tuple[Tensor, Tensor]:
     """Return the embeddings of some rows, and the features of the raw backbone.
 
     The features are its global token, without adapter and head.
@@ -306,17 +322,18 @@ def embed_with_features(state: TrainingState, rows: np.ndarray) -> tuple[Tensor,
     Args:
         state: State of the run, before the first step.
         rows: Indices of the rows in the table.
+        loader: Source of image crops. Defaults to that of the run.
     """
     config, fabric = state.config, state.fabric
     if not state.bare.inserted:  # one pass gives both
-        both = embed_rows(state, rows, read=lambda output: torch.cat([output[0].float(), output[1][:, 0].float()], 1))
+        both = embed_rows(state, rows, loader=loader, read=lambda output: torch.cat([output[0].float(), output[1][:, 0].float()], 1))
         embeddings, features = both.tensor_split([state.bare.dim], 1)
         return embeddings, features
     with torch.random.fork_rng():  # inserted parameters change the features, so they need a backbone of their own
         backbone = build_backbone(config).requires_grad_(False).to(fabric.device)
     with fabric.autocast():
-        features = embed_rows(state, rows, model=backbone, read=lambda tokens: tokens[:, 0])
-    return embed_rows(state, rows), features
+        features = embed_rows(state, rows, loader=loader, model=backbone, read=lambda tokens: tokens[:, 0])
+    return embed_rows(state, rows, loader=loader), features
 
 
 def measured_parts(state: TrainingState) -> list[tuple[str, np.ndarray, list[str]]]:
@@ -338,6 +355,7 @@ def evaluate_splits(state: TrainingState) -> dict[str, float]:
     Returns:
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
     """
+    share_first_rank(state.fabric, [*state.bare.buffers(), *state.objective.parameters()])
     found: dict[str, float] = {}
     for part, rows, metrics in measured_parts(state):
         found |= measure_embeddings(state, part, rows, metrics, embed_rows(state, rows))
@@ -358,6 +376,8 @@ def evaluate_starting_point(state: TrainingState) -> tuple[dict[str, float], dic
         embeddings, features = embed_with_features(state, rows)
         found |= measure_embeddings(state, part, rows, metrics, embeddings)
         space = space_of(features, state.table, rows)
+        if part == "test":
+            state.untrained[part] = score_of(space, state.config.metrics[0])
         raw |= {f"{part}/{key}": value for key, value in measure(space, metrics).items()}
     return found, raw
 
@@ -378,10 +398,17 @@ def measure_embeddings(state: TrainingState, part: str, rows: np.ndarray, metric
         Values by `PART/METRIC`, and those of the head's variants by `PART NAME/METRIC`.
     """
     found: dict[str, float] = {}
-    own = loss_with_geometry(state.config, state.bare.dim)
-    loss = next((module for module in state.objective.modules() if type(module) is type(own)), own)  # the trained one
+    loss = trained_loss(state)
     variants = {f"{part} {name}": points for name, points in state.bare.head.variants(embeddings).items()}
     for name, points in {part: embeddings, **variants}.items():
         space = space_of(points, state.table, rows, loss=loss, geometry=state.config.geometry)
         found |= {f"{name}/{key}": value for key, value in measure(space, metrics).items()}
+        if name == "test":
+            state.test_score = score_of(space, state.config.metrics[0])
     return found
+
+
+def trained_loss(state: TrainingState) -> Loss | None:
+    """Return the trained loss of a run if it declares a geometry, else None."""
+    own = loss_with_geometry(state.config, state.bare.dim)
+    return next((module for module in state.objective.modules() if type(module) is type(own)), own)

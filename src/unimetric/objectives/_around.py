@@ -1,0 +1,60 @@
+"""Base of objectives around another one: every member that they do not change is that of the inner one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unimetric.kinds import Objective, Output
+from unimetric.spec import create
+
+
+class Around(Objective):
+    """Objective around another one, which has all of its members.
+
+    Args:
+        objective: Spec string of the inner objective.
+        provided: Arguments that the run provides to it.
+    """
+
+    def __init__(self, objective: str, provided: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = create("objectives", objective, **provided)
+
+    @property
+    def views(self) -> int:  # type: ignore[override]
+        return self.inner.views
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.reads
+
+    @property
+    def whole_batch(self) -> bool:  # type: ignore[override]
+        return self.inner.whole_batch
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:  # type: ignore[override]
+        return self.inner.optimizers
+
+    def meet(self, model: Any) -> None:
+        self.inner.meet(model)
+
+    def begin(self) -> None:
+        self.inner.begin()
+
+    def forward_pass(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        return self.inner.forward_pass(model, images)
+
+    def backward_pass(self, loss: Tensor, backward: Callable[[Tensor], None]) -> None:
+        self.inner.backward_pass(loss, backward)
+
+    def stepped(self) -> None:
+        self.inner.stepped()
+
+    def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
+        return self.inner(output, labels)

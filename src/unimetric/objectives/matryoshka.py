@@ -1,0 +1,49 @@
+"""Nested embeddings: the first dimensions are an embedding by themselves."""
+
+from __future__ import annotations
+
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from unimetric.arguments import Count
+from unimetric.errors import UnimetricError
+from unimetric.kinds import Objective, Output
+from unimetric.spec import create
+
+
+class Matryoshka(Objective):
+    """Any loss on the whole embedding and on its first dimensions.
+
+        L = sum over m in dims of  loss_m(f[:m], y)
+
+    f is the embedding, which always counts as a whole. Each prefix has its own loss, with its own proxies or
+    thresholds. One model then serves several sizes of an index: cut the embeddings, and normalize again.
+
+    Reference:
+        Matryoshka representation learning (Kusupati et al., NeurIPS 2022).
+
+    Args:
+        loss: Loss spec string.
+        miner: Miner spec string. Defaults to the loss's miner.
+        dims: Numbers of leading dimensions. Empty for a half, a quarter and an eighth of the embedding.
+        num_classes: Number of training classes. Provided by the run.
+        dim: Embedding dimension. Provided by the run.
+    """
+
+    def __init__(
+        self, *, loss: str = "margin", miner: str | None = None, dims: tuple[Count, ...] = (), num_classes: Count, dim: Count
+    ) -> None:
+        super().__init__()
+        prefixes = dims or tuple(dim // part for part in (2, 4, 8) if dim // part)
+        if max(prefixes, default=1) > dim:
+            raise UnimetricError(
+                f"`dims` must be at most the embedding dimension {dim} in `matryoshka`, got {max(prefixes)}",
+                f'use `head = "linear(dim={max(prefixes)})"`, or smaller `dims`',
+            )
+        self.prefixes = sorted({dim, *prefixes}, reverse=True)  # the whole embedding first: its loss defines the geometry of the run
+        self.losses = nn.ModuleList(create("losses", loss, miner=miner, num_classes=num_classes, dim=size) for size in self.prefixes)
+
+    def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
+        names = ["loss", *(f"first {size}" for size in self.prefixes[1:])]
+        values = [loss(output.embeddings[:, :size], labels) for size, loss in zip(self.prefixes, self.losses, strict=True)]
+        return dict(zip(names, values, strict=True))

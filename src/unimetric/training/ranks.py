@@ -1,0 +1,137 @@
+"""Stop all ranks of a run when one of them is killed or hangs.
+
+A rank that waits for a lost one in a collective operation waits for half an hour. Here each rank holds a connection to
+the first one, and sends a byte over it every few seconds. The system closes the connection of a killed process at once.
+A process that is stopped, or whose machine is lost, stays silent.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from unimetric.runs.device import Fabric
+
+#: Messages of ranks: alive, finished, ended with an error, and stop now.
+_ALIVE, _DONE, _FAILED, _STOP = b".", b"d", b"e", b"s"
+
+#: Token, rank and process of a rank, sent once; the name of its machine follows.
+_HELLO = struct.Struct("!16sII64s")
+
+
+class RankWatch:
+    """Context in which all ranks of a run end, with a sentence, if one of them is lost.
+
+    Args:
+        fabric: Fabric of the run, after its launch. With one rank, nothing is watched.
+        silence: Seconds without a byte after which a rank counts as hung. Defaults to the environment variable
+            `UNIMETRIC_RANK_SILENCE`, or 30.
+    """
+
+    def __init__(self, fabric: Fabric, *, silence: float | None = None) -> None:
+        self.fabric, self.over, self.lock = fabric, threading.Event(), threading.Lock()
+        self.silence = float(os.environ.get("UNIMETRIC_RANK_SILENCE", "30")) if silence is None else silence
+        self.peers: dict[int, socket.socket] = {}
+        self.local: dict[int, int] = {}  # processes of the ranks on this machine
+
+    def __enter__(self) -> RankWatch:
+        if self.fabric.world_size > 1:
+            self._connect()
+            for rank in self.peers:
+                threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+            threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def _connect(self) -> None:
+        """Connect every rank with the first one."""
+        main, name = self.fabric.global_rank == 0, socket.gethostname().encode()[:64]
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        local = host in ("127.0.0.1", "localhost")
+        server = socket.create_server(("127.0.0.1" if local else "", 0)) if main else None
+        known = (server.getsockname()[1], secrets.token_bytes(16), os.getpid(), name) if server else (0, b"", 0, b"")
+        port, token, process, machine = self.fabric.broadcast(known)
+        if server is None:
+            peer = socket.create_connection((host, port), timeout=60)
+            peer.sendall(_HELLO.pack(token, self.fabric.global_rank, os.getpid(), name))
+            self.local = {0: process} if machine == name else {}
+            self.peers[0] = peer
+            return
+        with server:
+            server.settimeout(60)
+            while len(self.peers) < self.fabric.world_size - 1:
+                peer = server.accept()[0]
+                peer.settimeout(10)
+                given, rank, process, machine = _HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_WAITALL))
+                if not secrets.compare_digest(given, token):
+                    peer.close()
+                    continue
+                self.peers[rank] = peer
+                if machine.rstrip(b"\0") == name:
+                    self.local[rank] = process
+        for thread in threading.enumerate():
+            if thread.name == "child-process-observer":  # Lightning's, which kills this process without a word if a rank dies
+                thread._finished = True  # type: ignore[attr-defined]
+
+    def _beat(self) -> None:
+        while not self.over.wait(self.silence / 10):
+            self._send(_ALIVE)
+
+    def _send(self, message: bytes) -> None:
+        for peer in list(self.peers.values()):
+            try:
+                peer.sendall(message)
+            except OSError:  # the listener reports it
+                continue
+
+    def _listen(self, rank: int) -> None:
+        """Wait for the messages of a rank until it finishes or is lost."""
+        peer = self.peers[rank]
+        peer.settimeout(self.silence)
+        while not self.over.is_set():
+            try:
+                message = peer.recv(64)
+            except TimeoutError:
+                return self._stop(rank, f"has not responded for {self.silence:g} seconds", hung=True)
+            except OSError:
+                message = b""
+            if _DONE in message:
+                return None
+            if _STOP in message:  # the first rank has printed the reason
+                os._exit(2)
+            if _FAILED in message:  # this rank may be about to print the same error, and end by itself
+                return None if self.over.wait(15) else self._stop(rank, "has ended with an error")
+            if not message:
+                return self._stop(rank, "was killed or has crashed")
+        return None
+
+    def _stop(self, rank: int, problem: str, *, hung: bool = False) -> None:
+        """Print a sentence and end this process, whose main thread may wait for the lost rank."""
+        with self.lock:
+            if self.over.is_set():
+                return
+            self.over.set()
+            text = f"\nerror: rank {rank} of {self.fabric.world_size} {problem}, so that all ranks stop\n\n"
+            hint = "hint: run the same command to resume from the last checkpoint, with this or another number of devices\n"
+            sys.stdout.flush()
+            os.write(2, (text + hint).encode())
+            self._send(_STOP)
+            if hung and rank in self.local:
+                os.kill(self.local[rank], signal.SIGKILL)  # it would hold its memory
+            os._exit(2)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if not self.peers:
+            return
+        if kind is not None and issubclass(kind, RuntimeError):  # the error of a collective operation, if a rank is lost
+            time.sleep(5)
+        self.over.set()
+        self._send(_DONE if kind is None else _FAILED)
+        for peer in self.peers.values():
+            peer.close()

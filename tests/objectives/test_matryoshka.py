@@ -1,0 +1,52 @@
+"""Nested dimensions: each term against the loss of the cut embeddings, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from unimetric.analysis.evaluate import evaluate
+from unimetric.config import RunConfig, from_settings
+from unimetric.errors import UnimetricError
+from unimetric.objectives import Output
+from unimetric.objectives.matryoshka import Matryoshka
+from unimetric.spec import create
+from unimetric.training.loop import train
+
+LABELS = torch.arange(12) % 4
+
+
+def output() -> Output:
+    z = torch.randn(12, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    return Output(z, z[:, None], torch.zeros(12, 3, 2, 2))
+
+
+def test_each_term_is_the_loss_of_the_cut_embeddings() -> None:
+    given = output()
+    terms = Matryoshka(loss="multi_similarity", dims=(4, 2), num_classes=4, dim=16)(given, LABELS)
+    loss = create("losses", "multi_similarity")
+    expected = {name: loss(given.embeddings[:, :size], LABELS) for name, size in {"loss": 16, "first 4": 4, "first 2": 2}.items()}
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx({name: term.item() for name, term in expected.items()})
+    (slope,) = torch.autograd.grad(terms["first 2"], given.embeddings)
+    assert slope[:, :2].abs().sum() > 0
+    assert not slope[:, 2:].any()
+
+
+def test_prefixes_have_their_own_proxies_and_default_to_halves() -> None:
+    objective = Matryoshka(loss="proxy_anchor", num_classes=4, dim=16)
+    assert list(objective(output(), LABELS)) == ["loss", "first 8", "first 4", "first 2"]
+    assert [tuple(each.shape) for each in objective.parameters()] == [(4, 16), (4, 8), (4, 4), (4, 2)]
+    assert len(Matryoshka(num_classes=4, dim=1)(output(), LABELS)) == 1
+
+
+def test_rejects_more_dimensions_than_the_embedding_has() -> None:
+    with pytest.raises(UnimetricError, match="at most the embedding dimension 16 in `matryoshka`, got 32"):
+        Matryoshka(dims=(32, 8), num_classes=4, dim=16)
+
+
+def test_a_run_is_evaluated_as_a_whole(config: RunConfig, tmp_path: Path) -> None:
+    best = train(from_settings(asdict(config) | {"objective": "matryoshka(dims=(2, 4))", "epochs": 1}), tmp_path / "run", quiet=True)
+    assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
