@@ -1,0 +1,188 @@
+"""pgvector against a real PostgreSQL: recall, half precision, passwords, and servers that fail."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import bind, create
+from unimetric.stores import _recall
+from unimetric.stores._where import Comparison
+
+psycopg = pytest.importorskip("psycopg")
+
+from unimetric.stores.pgvector import Pgvector  # noqa: E402
+
+MODULE = sys.modules[Pgvector.__module__]
+
+
+def clustered(count: int, dim: int = 16, seed: int = 0) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    points = draw.standard_normal((max(1, count // 5), dim))[draw.integers(0, max(1, count // 5), count)]
+    points += 0.5 * draw.standard_normal((count, dim))
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def table() -> str:
+    return f"t{random.getrandbits(60):x}"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an index be built for a thousand points."""
+    monkeypatch.setattr(MODULE, "_INDEXED", 1000)
+    monkeypatch.setitem(_recall.DEPTHS, 10, 100)
+    monkeypatch.delitem(_recall.DEPTHS, 100)
+
+
+def filled(url: str, table: str, more: str = "", count: int = 3000) -> tuple[Any, np.ndarray]:
+    store = create("stores", f"pgvector(url='{url}', table='{table}'{more})", path="unused", dim=16)
+    points = clustered(count)
+    store.write([f"{row}" for row in range(count)], points, {"row": range(count)})
+    return store, points
+
+
+def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
+    queries = clustered(50, points.shape[1], seed=1)
+    _, scores = store.search(queries, 10, where)
+    assert (scores > -2).all()
+    last = np.sort(queries @ points[kept].T, axis=1)[:, -10]
+    return float((scores >= last[:, None] - 1e-6).mean())
+
+
+def plan(store: Any, monkeypatch: pytest.MonkeyPatch, query: np.ndarray, where: Any = None) -> str:
+    """The plan that PostgreSQL chooses for a search."""
+    plans: list[str] = []
+    transaction = type(store)._transaction
+
+    class Spy:
+        def __init__(self, connection: Any) -> None:
+            self.connection = connection
+
+        def execute(self, text: str, *values: Any, **options: Any) -> Any:
+            if "ORDER BY" in text:
+                plans.append(str(self.connection.execute("EXPLAIN " + text, *values).fetchall()))
+            return self.connection.execute(text, *values, **options)
+
+    from contextlib import contextmanager
+
+    @contextmanager
+    def spied(self: Any) -> Any:
+        with transaction(self) as connection:
+            yield Spy(connection)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "_transaction", spied)
+        store.search(query, 10, where)
+    return " ".join(plans)
+
+
+@pytest.mark.parametrize("index", ["vector", "halfvec"])
+def test_finish_builds_an_index_and_measures_its_recall(small: None, postgres, table: str, index: str, monkeypatch) -> None:
+    store, points = filled(postgres.url, table, f", index='{index}', recall=0.97")
+    assert recall_of(store, points) == 1 and not store.report
+    store.finish()
+    measured = store.report["settings"]["10"]
+    assert 0.97 <= measured["recall"] <= 1 and measured["low"] <= measured["recall"] <= measured["high"]
+    again = create("stores", f"pgvector(url='{postgres.url}', table='{table}', index='{index}', recall=0.97)", path="unused", dim=16)
+    assert dict(again.report) == dict(store.report)
+    assert recall_of(again, points) >= 0.95
+    few, many = Comparison("row", "<", 15), Comparison("row", "<", 1500)
+    assert f"{table}_{index}_hnsw" in plan(again, monkeypatch, points[:1])
+    assert f"{table}_{index}_hnsw" in plan(again, monkeypatch, points[:1], many)
+    assert "hnsw" not in plan(again, monkeypatch, points[:1], few)
+    assert recall_of(again, points, many, slice(1500)) >= 0.95
+    assert recall_of(again, points, few, slice(15)) == 1
+    np.testing.assert_array_equal(again.vectors(["7"]), points[7:8])  # float32, whatever the index has
+
+
+def test_index_that_ends_too_early_is_replaced_by_a_scan(small: None, postgres, table: str, monkeypatch) -> None:
+    store, points = filled(postgres.url, table, ", recall=0.9")
+    store.finish()
+    monkeypatch.setattr(type(store), "_passing", lambda *_: 1.0)
+    monkeypatch.setattr(MODULE, "_SCANNED", 1)  # the index is not read on, and 1 in 150 points passes
+    assert recall_of(store, points, Comparison("row", "<", 20), slice(20)) >= 0.98
+
+
+def test_finish_does_nothing_if_nothing_has_changed(small: None, postgres, table: str, monkeypatch) -> None:
+    store, _ = filled(postgres.url, table)
+    store.finish()
+    monkeypatch.setattr(type(store), "_build_index", lambda *_: pytest.fail("built again"))
+    store.finish()
+    again = create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16)
+    again.finish()
+    monkeypatch.undo()
+    store.delete(["5"])
+    store.finish()
+    assert store.report["rows"] == 2999
+
+
+def test_passwords_are_in_no_spec_and_in_no_error(postgres, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "s3cr@t/pw"
+    url = postgres.url.replace("tester@", "tester:s3cr%40t%2Fpw@")
+    texts = []
+    for text in (f"pgvector(url='{url}')", f"pgvector(url='{url}', recal=1)", f"pgvector(url='host=h password={secret} x', recall=2)"):
+        with pytest.raises(UnimetricError) as caught:
+            create("stores", text, path="unused", dim=16)
+        texts.append(str(caught.value))
+    assert "must not have a password" in texts[0] and "$DATABASE_URL" in texts[0]
+    monkeypatch.setenv("SHOES_URL", url)
+    store = create("stores", f"pgvector(url='$SHOES_URL', table='{table}')", path="unused", dim=16)
+    assert len(store) == 0 and bind("stores", "pgvector(url='$SHOES_URL')", dim=16)[1]["url"] == "$SHOES_URL"
+    monkeypatch.setenv("SHOES_URL", url.replace(str(postgres.port), "1"))
+    with pytest.raises(UnimetricError, match=r"table `unimetric` of 127\.0\.0\.1:1/postgres: .*refused") as caught:
+        create("stores", "pgvector(url='$SHOES_URL')", path="unused", dim=16)
+    texts.append(str(caught.value))
+    monkeypatch.setenv("SHOES_URL", "postgresql://me:s3cr%40t%2Fpw@host/db?nonsense=1")
+    with pytest.raises(UnimetricError) as caught:
+        create("stores", "pgvector(url='$SHOES_URL')", path="unused", dim=16)
+    texts.append(str(caught.value))
+    assert not [text for text in texts if "s3cr" in text]
+    monkeypatch.delenv("SHOES_URL")
+    with pytest.raises(UnimetricError, match="environment variable `SHOES_URL` is not set"):
+        create("stores", "pgvector(url='$SHOES_URL')", path="unused", dim=16)
+
+
+def test_a_server_that_is_down_is_an_error_until_it_is_back(postgres, table: str) -> None:
+    store, points = filled(postgres.url, table, count=20)
+    postgres.stop()
+    try:
+        for call in (lambda: store.write(["a"], points[:1], {}), lambda: store.search(points[:1], 3), lambda: len(store), store.finish):
+            with pytest.raises(UnimetricError, match=f"table `{table}` of 127.0.0.1") as caught:
+                call()
+            assert "server" in caught.value.hint
+    finally:
+        postgres.start()
+    assert len(store) == 20 and store.search(points[:1], 1)[0][0, 0] == "0"
+
+
+@pytest.mark.parametrize(
+    ("comment", "problem"),
+    [
+        (None, "was not written by Unimetric"),
+        ("a table of shoes", "was not written by Unimetric"),
+        (json.dumps({"unimetric": {"format": 99, "dim": 16, "report": {}}}), "newer version"),
+    ],
+)
+def test_other_tables_are_rejected_and_left_as_they_are(postgres, table: str, comment: str | None, problem: str) -> None:
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {table} (x int)")
+        connection.execute(f"INSERT INTO {table} VALUES (1)")
+        if comment:
+            connection.execute(f"COMMENT ON TABLE {table} IS '{comment}'")
+        with pytest.raises(UnimetricError, match=problem):
+            create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16)
+        assert connection.execute(f"SELECT * FROM {table}").fetchall() == [(1,)]
+
+
+def test_tables_are_readable_by_other_programs(postgres, table: str) -> None:
+    filled(postgres.url, table, count=5)
+    with psycopg.connect(postgres.url) as connection:
+        assert connection.execute(f"SELECT _id, row, vector_dims(_vector) FROM {table} ORDER BY row LIMIT 1").fetchall() == [("0", 0, 16)]
