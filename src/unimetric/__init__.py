@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unimetric import (
         adapters,
+        audits,
         backbones,
         datasets,
+        formats,
         heads,
         losses,
         metrics,
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
         samplers,
         schedules,
         splits,
+        stores,
         transforms,
     )
     from unimetric.analysis.evaluate import evaluate
     from unimetric.config import load
+    from unimetric.deploy.index import Index
     from unimetric.errors import UnimetricError
     from unimetric.geometry.space import Space
     from unimetric.spec import create
@@ -30,14 +34,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Index",
     "Space",
     "UnimetricError",
     "adapters",
+    "audits",
     "backbones",
     "compiled",
     "create",
     "datasets",
     "evaluate",
+    "formats",
     "heads",
     "load",
     "losses",
@@ -48,6 +55,7 @@ __all__ = [
     "samplers",
     "schedules",
     "splits",
+    "stores",
     "train",
     "transforms",
 ]
@@ -55,6 +63,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that `unimetric --help` does not load torch."""
+    if name == "Index":
+        from unimetric.deploy.index import Index
+
+        return Index
     if name == "Space":
         from unimetric.geometry.space import Space
 

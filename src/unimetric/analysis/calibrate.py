@@ -136,15 +136,15 @@ def read_calibration(run: str | Path) -> dict[str, Any] | None:
         raise UnimetricError(f"{file}: unreadable: {error}", "remove it, or run `unimetric calibrate` again") from None
 
 
-def check_threshold(run: str | Path, space: Space) -> str:
+def check_threshold(run: str | Path | dict[str, Any], space: Space) -> str:
     """Return a sentence about a run's stored threshold on other images, or "" without one.
 
     Args:
-        run: Run folder.
+        run: Run folder, or its calibration.
         space: Embeddings of the run.
     """
-    stored = read_calibration(run)
-    if stored is None or stored["score"] != space.geometry:
+    stored = run if isinstance(run, dict) else read_calibration(run)
+    if not stored or stored["score"] != space.geometry:
         return ""
     rates = PairScores(space).rates(stored["threshold"])
     return (

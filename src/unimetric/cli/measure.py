@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unimetric.cli.index import evaluate_stored, is_index
 from unimetric.cli.options import Settings, read_overrides
 from unimetric.errors import UnimetricError, closest
 
@@ -26,7 +27,7 @@ def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[
         raise UnimetricError(f"`{option}` must be numbers separated by commas, got `{words}`", f"use `{option} {_LIKE[option]}`") from None
 
 
-_LIKE = {"--prototypes": "0,5,9", "--targets": "0.5,1,2,3"}
+_LIKE = {"--dims": "32,64,128", "--prototypes": "0,5,9", "--targets": "0.5,1,2,3"}
 
 
 def _check_json_path(out: Path) -> None:
@@ -43,7 +44,9 @@ def _write_json(out: Path | None, found: Any) -> None:
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="Run folder, .npz file with `embeddings` and `labels`, or backbone spec string.")],
+    target: Annotated[
+        str, typer.Argument(help="Run or index folder, exported file (.onnx), .npz file with `embeddings` and `labels`, or backbone.")
+    ],
     settings: Settings = None,
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of the run).")] = "",
     part: Annotated[str, typer.Option(help="Rows to evaluate: test, validation or train.")] = "test",
@@ -57,27 +60,39 @@ def evaluate(
     group_rule: Annotated[
         str, typer.Option(help="Gallery images of its group that a query does not find: class, group or none (default: of the dataset).")
     ] = "",
+    dims: Annotated[str, typer.Option(help="Numbers of first dimensions to evaluate as well, such as 32,64,128.")] = "",
+    precisions: Annotated[str, typer.Option(help="Precisions to evaluate as well: float16,int8,binary.")] = "",
 ) -> None:
-    """Evaluate a run, saved embeddings, or a pretrained network.
+    """Evaluate a run, an index, saved embeddings, or a pretrained network.
 
     Examples:
 
     - `unimetric evaluate runs/a --metrics "recall(k=1); map_at_r; nmi" --explain`
     - `unimetric evaluate runs/a --per-class --out classes.json`
+    - `unimetric evaluate runs/a --dims 32,64,128 --precisions float16,int8,binary`
+    - `unimetric evaluate mine.onnx "dataset=folder(root='images')"`
     - `unimetric evaluate embeddings.npz --metrics "recall(k=1)"`
+    - `unimetric evaluate my.index --metrics "recall(k=1); map_at_r"`
     - `unimetric evaluate "timm(name='resnet50.tv_in1k', pretrained=True)" dataset=cub200`
     """
     from unimetric.analysis.evaluate import evaluate as run
     from unimetric.analysis.evaluate import evaluate_file
     from unimetric.config import from_settings
     from unimetric.runs.display import Display
+    from unimetric.runs.exported import format_of
     from unimetric.spec import names
 
     texts = _specs(metrics)
     overrides = read_overrides(settings, evaluate)
+    if is_index(target):
+        others: dict[str, Any] = {"--dims": dims, "--precisions": precisions}
+        others |= {"settings": overrides, "--rerank": rerank, "--save": save, "--per-class": per_class, "--duplicates": duplicates}
+        evaluate_stored(target, texts, level, out, others | {"--part": part != "test", "--group-rule": group_rule, "--explain": explain})
+        return
     classes: list[dict[str, Any]] = []
     options: dict[str, Any] = {"metrics": texts, "rerank": rerank, "level": level, "per_class": classes.extend if per_class else None}
     options["group_rule"] = group_rule
+    smaller = {"dims": _numbers_in(dims, "--dims", int), "precisions": [word.strip() for word in precisions.split(",") if word.strip()]}
     with Display() as display:
 
         def progress(done: int, total: int) -> None:
@@ -87,18 +102,19 @@ def evaluate(
             geometry = str(overrides.pop("geometry", ""))
             if overrides or save is not None or part != "test":
                 raise UnimetricError(f"{target}: settings, `--save` and `--part` require a run folder or a backbone", "remove them")
-            if duplicates:
-                raise UnimetricError(f"{target}: `--duplicates` requires a run folder or a backbone", "remove it")
+            for option, value in {"--duplicates": duplicates, "--dims": dims, "--precisions": precisions}.items():
+                if value:
+                    raise UnimetricError(f"{target}: `{option}` requires a run folder or a backbone", "remove it")
             numbers = evaluate_file(target, geometry=geometry, **options)
-        elif Path(target).is_dir():
-            more: dict[str, Any] = {"duplicates": duplicates, "note": display.line}
+        elif Path(target).is_dir() or format_of(target):
+            more: dict[str, Any] = {"duplicates": duplicates, "note": display.line, **smaller}
             numbers = run(target, part=part, save=save, progress=progress, **more, **options, **overrides)
         else:
             name = target.partition("(")[0]
             if ("." not in name and name not in names("backbones")) or "/" in name:
                 raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
-            numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **options)
+            numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **smaller, **options)
         for line in _result_lines(numbers, classes, explain=explain):
             display.line(line)
     _write_json(out, numbers | ({"classes": classes} if per_class else {}))

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from unimetric.cli.index import calibrate_stored, is_index
 from unimetric.cli.options import Settings, read_overrides
 from unimetric.errors import UnimetricError
 
 
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="Run folder, trained with validation classes.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, trained with validation classes, or index folder.")],
     settings: Settings = None,
     fpr: Annotated[float, typer.Option(help="False positive rate: fraction of pairs of two classes that may be accepted.")] = 0.01,
     level: Annotated[float, typer.Option(help="Level of the intervals over classes.")] = 0.95,
@@ -26,6 +27,7 @@ def calibrate(
     Examples:
 
     - `unimetric calibrate runs/a --fpr 0.01`
+    - `unimetric calibrate my.index --fpr 0.01`
     - `unimetric calibrate runs/a --fpr 0.001 --out threshold.json device=cuda`
     """
     from unimetric.analysis.calibrate import FILE
@@ -35,6 +37,9 @@ def calibrate(
     if out is not None and out.suffix != ".json":
         raise UnimetricError(f"`--out` must be a .json file, got {out}", f"use `--out {out.with_suffix('.json')}`")
     overrides = read_overrides(settings, calibrate)
+    if is_index(run):
+        calibrate_stored(run, fpr, level, draws, {"settings": overrides, "--out": out})
+        return
     with Display() as display:
         result = choose(
             run,

@@ -16,6 +16,7 @@ from unimetric.datasets.cars196 import cars196 as cars196
 from unimetric.datasets.csv import csv as csv
 from unimetric.datasets.cub200 import cub200 as cub200
 from unimetric.datasets.dogs import dogs as dogs
+from unimetric.datasets.files import files as files
 from unimetric.datasets.flowers102 import flowers102 as flowers102
 from unimetric.datasets.folder import folder as folder
 from unimetric.datasets.glyphs import glyphs as glyphs

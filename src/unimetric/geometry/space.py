@@ -93,7 +93,7 @@ class Hits:
         return torch.segment_reduce(values.where(self.rank <= limit, 0), "sum", lengths=length, unsafe=True, initial=0)
 
 
-def _scale_to_unit(points: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+def scale_to_unit(points: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     """Return x / |x|, and zero for a zero vector.
 
     Lengths whose square is not a number of this type are scaled first.
@@ -263,7 +263,7 @@ class Space:
         elif points.dtype != torch.float64:
             points = points.to(torch.float32)
         if self.geometry == "cosine":
-            return _scale_to_unit(points)
+            return scale_to_unit(points)
         return points
 
     def sides(self) -> tuple[Float[Tensor, "N E"], Float[Tensor, "N E"]]:

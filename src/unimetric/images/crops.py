@@ -159,3 +159,39 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     # value - chroma * max(0, min(k, 4 - k, 1)), k = (n + 6 hue) mod 6, n = 5, 3, 1 for red, green, blue
     k = (hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)).remainder(6)
     return high[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+def center_crop(images: Int[Tensor, "B H W 3"], mean: Tensor, std: Tensor, recipe: Recipe) -> Float[Tensor, "B 3 S S"]:
+    """Resize, crop and normalize test images of one size, as `center_draws` and `squares` do.
+
+    Height and width are read from the shape by tensor operations, so that an exported graph accepts any
+    size. Two matrix products resample the pixels: antialiased resizing is not the same in all runtimes.
+
+    Args:
+        images: Pixels, from 0 to 255.
+        mean, std: Normalization constants of the backbone's pretraining images, (1, 3, 1, 1) each.
+        recipe: Transform.
+    """
+    height, width = images.shape[1:3]
+    sides = [torch.scalar_tensor(side, dtype=torch.int64, device=images.device) for side in (height, width)]
+    short = torch.minimum(*sides)
+    vertical, horizontal = (_center_filters(side, short, length, recipe) for side, length in zip(sides, (height, width), strict=True))
+    pixels = images.permute(0, 3, 1, 2).to(mean.dtype)
+    resized = vertical @ (pixels @ horizontal.T)
+    return (resized.clamp(0, 255) / 255 - mean) / std
+
+
+def _center_filters(side: Tensor, short: Tensor, length: int, recipe: Recipe) -> Float[Tensor, "S L"]:
+    """Return the filters of the center crop along one axis of `length` positions.
+
+    `side` is the same number as a tensor, and `short` the shorter side.
+    """
+    whole = side * recipe.resize // short
+    excess = whole - recipe.size
+    half = excess // 2
+    # Rounds half to even, and pads a short image by less before than after.
+    start = torch.where(excess < 0, -(-excess // 2), half + (excess % 2) * (half % 2))
+    begin, span = ((value * side).float()[None] / whole.float() for value in (start, torch.full_like(side, recipe.size)))
+    none = torch.zeros_like(begin)
+    at = torch.arange(length, device=side.device)[None].float()
+    return _filters(begin, span, none, side.float()[None], at, recipe, none)[0]

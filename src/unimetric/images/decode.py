@@ -20,8 +20,8 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# Only still images: Pillow would pass an .eps file to Ghostscript, and none of the datasets has any.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+#: Only still images: Pillow would pass an .eps file to Ghostscript, and none of the datasets has any.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 #: Maximum number of pixels of an image: Pillow's limit for a decompression bomb. Defined here so that
 #: no other package can disable it.
 MOST_PIXELS = 178_956_970
@@ -34,17 +34,21 @@ def load_image(path: str) -> tuple[Image.Image, bytes, str]:
     Returns:
         The RGB image, the bytes of the file, and their format if they can be stored as they are (else "").
     """
+    return parse_image(read_bytes(path), path)
+
+
+def read_bytes(path: str) -> bytes:
+    """Read the bytes of an image file. A file that cannot be read is an error."""
     if not os.path.isfile(path):  # checked first, because opening a pipe would block forever
         reason = "is not a file" if os.path.exists(path) else "there is no such image"
         raise UnimetricError(f"{path}: {reason}", _SKIP_HINT)
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # a lack of resources, not a bad image: it must not be skipped
         raise UnimetricError(f"{path}: cannot be read ({error.strerror})", _SKIP_HINT) from None
-    return parse_image(data, path)
 
 
 def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
@@ -56,7 +60,7 @@ def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
     if not data:
         raise UnimetricError(f"{name}: is empty", _SKIP_HINT)
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black

@@ -282,10 +282,22 @@ class Streamed:
                 counts = self.cropper.sizes[rows].prod(1)
                 yield self.cropper.crop(_pack_pixels(images), counts.cumsum() - counts, rows, view)
                 continue
-            ones = np.ones((len(rows), 2))  # workers have cropped already, and neither flips nor colors depend on sizes
-            plan = torch.from_numpy(plan_of(view.draws(rows, ones), ones)).to(self.device)
-            images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
-            yield color(images, plan, self.mean, self.std, view.recipe)
+            yield finish_crops(images, rows, view, self.mean, self.std)
+
+
+def finish_crops(images: Tensor, rows: np.ndarray, view: View, mean: Tensor, std: Tensor) -> Tensor:
+    """Flip, color and normalize crops of workers, on the device of the crops.
+
+    Args:
+        images: (B, 3, S, S) uint8 crops of `crop_one`.
+        rows: (B,) indices of the images, which set the random colors of a view.
+        view: Center crop or augmented view.
+        mean, std: Normalization constants of the backbone's pretraining images, (1, 3, 1, 1) each.
+    """
+    ones = np.ones((len(rows), 2))  # workers have cropped already, and neither flips nor colors depend on sizes
+    plan = torch.from_numpy(plan_of(view.draws(rows, ones), ones)).to(images.device)
+    images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
+    return color(images, plan, mean, std, view.recipe)
 
 
 def _pack_pixels(flat: Tensor) -> Tensor:

@@ -1,0 +1,160 @@
+"""Commands that build an index of images and search it: `index`, `search`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unimetric.cli.options import Settings, read_overrides
+from unimetric.errors import Interrupted, UnimetricError
+
+
+def index(
+    model: Annotated[str, typer.Argument(help="Run folder, exported folder, or backbone spec string with pretrained weights.")],
+    source: Annotated[str, typer.Argument(help="Folder of images at any depth, csv file with a column `path`, or dataset spec string.")],
+    settings: Settings = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Index folder. An index there is resumed or updated.")],
+    store: Annotated[
+        str | None,
+        typer.Option(help="Store spec string: flat, lance or pgvector (default: flat, or that of the index).", show_default=False),
+    ] = None,
+    labels: Annotated[
+        bool | None,
+        typer.Option("--labels/--no-labels", help="Whether the class of an image is the name of its folder.", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read images (default: one per core, at most 16).", min=0, show_default=False)
+    ] = None,
+) -> None:
+    """Embed all images of a folder or a csv file, and store them in a searchable index.
+
+    The same command resumes an interrupted build, and later reads only new, changed and deleted images.
+
+    Examples:
+
+    - `unimetric index runs/mine images/ --out my.index --labels`
+    - `unimetric index runs/mine images.csv --out my.index --store "lance(recall=0.99)"`
+    - `unimetric index efficientnet_lite images/ --out my.index device=cuda`
+    """
+    import torch
+
+    from unimetric.deploy.building import build
+    from unimetric.deploy.facts import UNREADABLE, Facts
+    from unimetric.runs.device import peak_memory
+    from unimetric.runs.display import Display
+
+    overrides = read_overrides(settings, index)
+    begun = time.monotonic()
+    with Display() as display:
+
+        def progress(done: int, total: int) -> None:
+            speed = f"{done / (time.monotonic() - begun):,.1f} images/s" if display.live else ""  # plain lines have it
+            display.step("embedding", done, total, speed)
+
+        try:
+            counts = build(
+                model, source, out, store=store, labels=labels, workers=workers, progress=progress, note=display.line, **overrides
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(f"{out}: incomplete; run the same command to resume") from None
+        facts = Facts.read(out)
+        seconds = time.monotonic() - begun
+        words = [f"{counts[key]:,} {key}" for key in ("added", "changed", "deleted")]
+        memory = peak_memory(torch.device("cpu"))
+        display.line(f"{out}: {facts.count:,} images ({', '.join(words)}) in {seconds:.1f} s, peak memory {memory:.2f} GiB")
+        if counts["unreadable"]:
+            display.line(f"{counts['unreadable']:,} files could not be read; see {out / UNREADABLE}")
+        display.line(f"search it with: unimetric search {out} IMAGE")
+
+
+def search(
+    folder: Annotated[Path, typer.Argument(help="Index folder.", metavar="INDEX")],
+    images: Annotated[list[str], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    k: Annotated[int, typer.Option("-k", help="Number of images per query.", min=1)] = 10,
+    where: Annotated[str, typer.Option(help="Filter, such as \"label = 'boot' and price < 50\".")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per query.")] = False,
+    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Find the images of an index that are most similar to some images.
+
+    Examples:
+
+    - `unimetric search my.index query.jpg -k 10`
+    - `unimetric search my.index more/*.jpg --where "label='boot' and price < 50" --json`
+    """
+    from unimetric.deploy.index import Index
+
+    with Index.open(folder, device=device) as opened:
+        if opened.facts.state == "building":
+            raise UnimetricError(f"{folder}: its build is not complete", "run the same `unimetric index` command to resume it")
+        for start in range(0, len(images), 256):  # bounded memory for any number of queries
+            some = images[start : start + 256]
+            for name, hits in zip(some, opened.search(some, k, where or None), strict=True):
+                print("\n".join(_describe_hits(name, hits, as_json=as_json, limit=opened.thresholds)))
+
+
+def _describe_hits(name: str, hits: list[Any], *, as_json: bool, limit: dict[str, Any] | None) -> list[str]:
+    """Return the lines of a query's hits."""
+    if as_json:
+        found = [{"path": each.path, "score": each.score, "known": each.known, "columns": each.columns} for each in hits]
+        return [json.dumps({"query": name, "hits": found}, ensure_ascii=False)]
+    known = "" if limit is None or not hits else "   known" if hits[0].known else "   unknown"
+    lines = [f"{name}{known}" if hits else f"{name}   no image matches"]
+    for hit in hits:
+        values = "  ".join(f"{key}={value}" for key, value in hit.columns.items() if value is not None)
+        lines.append(f"  {hit.score:.4f}  {os.path.relpath(hit.path)}" + (f"  {values}" if values else ""))
+    return lines
+
+
+# --- indexes as the target of other commands ----------------------------------------------------------------------------
+
+
+def is_index(path: str | Path) -> bool:
+    """Return whether a path is an index folder."""
+    return (Path(path) / "index.toml").is_file()
+
+
+def _reject_others(path: str | Path, others: dict[str, Any]) -> None:
+    """Raise an error if an option was given that has no meaning for an index."""
+    for name, given in others.items():
+        if given:
+            raise UnimetricError(f"{path}: `{name}` requires a run folder, got an index", "remove it")
+
+
+def evaluate_stored(path: str, metrics: list[str], level: float, out: Path | None, others: dict[str, Any]) -> None:
+    """Evaluate an index, and print the values of exact and of stored neighbors."""
+    from unimetric.deploy.index import Index
+    from unimetric.deploy.measuring import evaluate_index
+    from unimetric.files import write_text
+    from unimetric.runs.display import Display
+
+    _reject_others(path, others)
+    with Display() as display, Index.open(path, device="cpu") as opened:
+        found = evaluate_index(opened, metrics=metrics, level=level, progress=lambda done, total: display.step("searching", done, total))
+        display.line(f"{'':<32} {'exact':>8} {opened.facts.store.partition('(')[0]:>8}")
+        for name, value in found["exact"].items():
+            display.line(f"{name:<32} {value:>8.4f} {found['store'][name]:>8.4f}")
+    if out is not None:
+        write_text(out, json.dumps(found, indent=1))
+
+
+def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: dict[str, Any]) -> None:
+    """Calibrate an index, and print its threshold."""
+    from unimetric.deploy.facts import THRESHOLDS
+    from unimetric.deploy.index import Index
+    from unimetric.deploy.measuring import calibrate_index
+
+    _reject_others(path, others)
+    with Index.open(path, device="cpu") as opened:
+        result = calibrate_index(opened, fpr=fpr, level=level, draws=draws)
+    low, high = result["threshold_interval"]
+    print(f"threshold {result['threshold']:.4f}   [{low:.4f}, {high:.4f}] over {result['classes']:,} classes   score: {result['score']}")
+    low, high = result["fnr_interval"]
+    print(f"missed pairs of one class {result['fnr']:.4f}   [{low:.4f}, {high:.4f}]")
+    print(f"see {path / THRESHOLDS}; `search` marks scores above the threshold as known")

@@ -1,0 +1,234 @@
+"""Any folder of images, with or without classes, and csv files with any columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from csv import DictReader, Error
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unimetric.datasets._reading import SUFFIXES, locate, place
+from unimetric.errors import UnimetricError
+from unimetric.images.pack import located
+from unimetric.images.table import Table
+
+#: Endings of image names. The first frame of an animated image is read.
+ENDINGS = (*SUFFIXES, ".gif", ".jp2", ".ppm")
+#: Column of a csv file that holds the paths of the images.
+PATH = "path"
+#: Column that holds the class of an image.
+LABEL = "label"
+
+Value = str | int | float | bool | None
+
+
+def files(*, root: str, labels: bool = False, name: str | None = None) -> Table:
+    """All images below a folder, at any depth. Classes are optional.
+
+    Without classes, all images are of one class without a name, which can be embedded but not trained on.
+    Hidden files, files that do not end like images and folders that cannot be listed are skipped.
+
+    Reference:
+        Folders as in torchvision's `ImageFolder` (Marcel and Rodriguez, ACM Multimedia 2010), but recursive.
+
+    Args:
+        root: Folder of the images.
+        labels: Whether the class of an image is the name of the folder that holds it.
+        name: Name of the dataset. Defaults to the name of the folder.
+    """
+    base = locate(root, "files", "images at any depth")
+    found = list(walk(base, labels=labels))
+    if not found:
+        raise UnimetricError(f"`{base}` has no images", f"images are files that end in {' '.join(ENDINGS)}")
+    classes = [str(each.columns.get(LABEL) or "") for each in found]
+    class_names = sorted(set(classes))
+    number = {key: row for row, key in enumerate(class_names)}
+    return Table(
+        paths=tuple(each.path for each in found),
+        labels=np.array([number[key] for key in classes], np.int64),
+        class_names=tuple(class_names),
+        train=np.zeros(len(found), bool),
+        source_names=(name or base.resolve().name,),
+    )
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image of a source, before it is read.
+
+    Args:
+        id: Path relative to the source, with forward slashes.
+        path: Path of the file, or `FILE.pack::ROW`.
+        size: Size of the file in bytes; -1 if it does not exist.
+        mtime: Time of its last change in nanoseconds.
+        columns: Further values by column.
+    """
+
+    id: str
+    path: str
+    size: int
+    mtime: int
+    columns: dict[str, Value] = field(default_factory=dict)
+
+
+def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None) -> Iterator[ImageFile]:
+    """Yield the images below a folder in a fixed order and in bounded memory.
+
+    Args:
+        root: Folder.
+        labels: Whether the column `label` is the name of the folder that holds an image.
+        problems: List that receives a sentence about each folder that cannot be listed.
+    """
+    waiting, entered = [""], set()
+    while waiting:
+        inner = waiting.pop()
+        folder = os.path.join(root, inner) if inner else str(root)
+        images: list[str] = []  # names only: a folder may hold millions
+        deeper: list[str] = []
+        try:
+            status = os.stat(folder)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.name.lower().endswith(ENDINGS) and entry.is_file():
+                        images.append(entry.name)
+                    elif entry.is_dir():
+                        deeper.append(f"{inner}{entry.name}/")
+        except OSError as error:
+            if problems is not None:
+                problems.append(f"{folder}: cannot be listed ({error.strerror})")
+            continue
+        if (status.st_dev, status.st_ino) in entered:  # a link to a folder that holds it
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        columns: dict[str, Value] = {LABEL: inner.rstrip("/").rpartition("/")[2] or None} if labels else {}
+        for name in sorted(images):
+            yield describe_file(inner + name, os.path.join(folder, name), columns)
+        waiting += sorted(deeper, reverse=True)
+
+
+def describe_file(id_: str, path: str, columns: dict[str, Value]) -> ImageFile:
+    """Return an image with the size and time of its file, or of its pack.
+
+    A missing file has the size -1, and is reported when it is read.
+    """
+    location = located(path)
+    try:
+        status = os.stat(location[0] if location else path)
+        return ImageFile(id_, path, status.st_size, status.st_mtime_ns, columns)
+    except OSError:
+        return ImageFile(id_, path, -1, -1, columns)
+
+
+def column_types(file: str | Path) -> dict[str, type]:
+    """Return the type of every column of a csv file except `path`, from its values.
+
+    Values are integers, numbers, truth values (`true`, `false`) or text. An empty value is missing. The label
+    is always text.
+
+    Args:
+        file: Csv file in UTF-8 whose first line names the columns.
+    """
+    types: dict[str, set[type]] = {}
+    for _, row in _lines(Path(file)):
+        for key, text in row.items():
+            if key != PATH:
+                types.setdefault(key, set()).update({type(_value(text))} - {type(None)})
+    return {key: str if key == LABEL else _common(found) for key, found in types.items()}
+
+
+def _common(found: set[type]) -> type:
+    """Return the type that holds the values of some types."""
+    if len(found) == 1:
+        return next(iter(found))
+    return float if found == {int, float} else str
+
+
+def read_csv(file: str | Path, types: dict[str, type]) -> Iterator[ImageFile]:
+    """Yield the images of a csv file in bounded memory, with typed columns.
+
+    Args:
+        file: Csv file with a column `path`. Paths are relative to the file.
+        types: Type of each further column, as in `column_types`. Other columns are ignored.
+
+    Raises:
+        UnimetricError: A line has no path, or a value does not have the type of its column.
+    """
+    source = Path(file)
+    base = os.path.abspath(source.parent)
+    for number, row in _lines(source):
+        path = (row[PATH] or "").strip()
+        if not path:
+            raise UnimetricError(f"`{source}`, line {number}: the path is missing", "every line needs a path")
+        whole = os.path.normpath(os.path.join(base, path))
+        inside = os.path.relpath(whole, base)
+        columns = {key: _cast(source, number, key, text, types[key]) for key, text in row.items() if key in types}
+        yield describe_file((whole if inside.startswith("..") else inside).replace(os.sep, "/"), whole, columns)
+
+
+def _lines(source: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield the lines of a csv file as dictionaries, each with its number."""
+    source = place(str(source))
+    try:
+        with source.open(encoding="utf-8-sig", newline="") as stream:
+            reader = DictReader(stream)
+            names = reader.fieldnames or ()
+            if PATH not in names:
+                raise UnimetricError(f"`{source}` has no column `{PATH}`", "its first line should name the columns, such as `path,label`")
+            if len(set(names)) < len(names) or "" in names:
+                raise UnimetricError(f"`{source}`: its columns must have different names", "rename them in the first line")
+            for row in reader:
+                if None in row:
+                    raise UnimetricError(
+                        f"`{source}`, line {reader.line_num}: more values than columns", "put a value that holds a comma in double quotes"
+                    )
+                yield reader.line_num, row
+    except FileNotFoundError:
+        raise UnimetricError(f"the csv file `{source}` does not exist", "name a csv file with a column `path`") from None
+    except (OSError, UnicodeDecodeError, Error) as error:
+        raise UnimetricError(f"cannot read `{source}`: {error}", "save it as a csv file in UTF-8") from None
+
+
+def _value(text: str | None) -> Value:
+    """Return the value of a cell, by its spelling.
+
+    >>> _value(" 7"), _value("0.5"), _value("true"), _value("007"), _value("")
+    (7, 0.5, True, '007', None)
+    """
+    text = (text or "").strip()
+    if not text:
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and (digits == "0" or digits[0] != "0") and len(digits) < 19:
+        return int(text)
+    if digits[:1].isdecimal() and digits.isascii() and (digits[:1] != "0" or digits[:2] == "0."):
+        try:
+            number = float(text)
+        except ValueError:
+            return text
+        return number if np.isfinite(number) and "_" not in text else text
+    return text
+
+
+def _cast(source: Path, number: int, column: str, text: str | None, kind: type) -> Any:
+    """Return the value of a cell as the type of its column."""
+    value = _value(text)
+    if value is None:
+        return None
+    if kind is str:
+        return (text or "").strip()
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        words = {int: "integers", float: "numbers", bool: "true or false"}
+        raise UnimetricError(
+            f"`{source}`, line {number}: `{column}` must hold {words[kind]}, got `{text}`", "correct the value, or build a new index"
+        )
+    return value

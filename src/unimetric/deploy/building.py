@@ -1,0 +1,458 @@
+"""Build and update an index: list a source, embed new images, and write them in shards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unimetric.analysis.calibrate import read_calibration
+from unimetric.config import RunConfig, from_settings
+from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_file, read_csv, walk
+from unimetric.deploy.embedding import Embedder, Reading
+from unimetric.deploy.export import write_model
+from unimetric.deploy.facts import (
+    FACTS,
+    LEDGER,
+    MODEL,
+    STORE,
+    THRESHOLDS,
+    TYPES,
+    UNREADABLE,
+    Facts,
+    check_index,
+    check_same,
+    new_facts,
+)
+from unimetric.deploy.ledger import Ledger, Work
+from unimetric.deploy.placement import Placement
+from unimetric.errors import UnimetricError, closest
+from unimetric.files import is_temporary, remove_stale, write_text
+from unimetric.images.loading import Progress
+from unimetric.images.pack import count_cores
+from unimetric.images.table import Table
+from unimetric.kinds import Loss, Store
+from unimetric.runs.folder import lock_folder, open_run, overridden
+from unimetric.runs.model import build_model, loss_with_geometry, place
+from unimetric.runs.weights import hash_tensors
+from unimetric.spec import bind_arguments, create, declaration, names, parse
+
+#: Images and seconds after which a shard is written.
+_SHARD, _SECONDS = 4096, 60.0
+#: Nanoseconds in which a file may change twice without a new time.
+_RACE = 2_000_000_000
+
+
+# --- sources -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """Images to index.
+
+    Args:
+        text: Folder, csv file or dataset spec string, with an absolute path.
+        root: Absolute path of the folder that ids are relative to.
+        files: Function that lists the images.
+        columns: Types of the columns.
+        problems: Sentences about folders that could not be listed.
+    """
+
+    text: str
+    root: str
+    files: Callable[[], Iterable[ImageFile]]
+    columns: dict[str, type] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> Source:
+    """Return the images of a folder, a csv file or a dataset.
+
+    Args:
+        source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
+        labels: Whether the class of an image in a folder is the name of its folder.
+        known: Types of the columns that the index has.
+    """
+    text = str(source)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        root = os.path.abspath(path)
+        found = Source(root, root, lambda: walk(Path(root), labels=labels, problems=found.problems), {LABEL: str} if labels else {})
+        return found
+    if path.suffix.lower() == ".csv":
+        whole = os.path.abspath(path)
+        types = column_types(whole) | {key: kind for key, kind in known.items() if kind is not str}
+        return Source(whole, os.path.dirname(whole), lambda: read_csv(whole, types), types)
+    name = text.partition("(")[0]
+    if not name.isidentifier() or name not in names("datasets"):
+        hint = "name a folder of images, or a csv file with a column `path`"
+        raise UnimetricError(f"{text}: no such folder, csv file or dataset", hint if os.sep in text else closest(name, names("datasets")))
+    table: Table = create("datasets", text)
+    paths = [os.path.abspath(each) for each in table.paths]
+    root = os.path.commonpath([os.path.dirname(each) for each in paths])
+
+    def rows() -> Iterator[ImageFile]:
+        for row, each in enumerate(paths):
+            label = table.class_names[table.labels[row]]
+            yield describe_file(os.path.relpath(each, root).replace(os.sep, "/"), each, {LABEL: label} if label else {})
+
+    return Source(text, root, rows, {LABEL: str})
+
+
+# --- models ------------------------------------------------------------------------------------------------------------
+
+
+def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, Any]:
+    """Return settings and model of a run folder, an exported folder, or a pretrained backbone.
+
+    Args:
+        model: Folder, or backbone spec string.
+        settings: Settings that replace those of the model, such as `device` or `transform`.
+    """
+    text = str(model)
+    if Path(text).is_dir():
+        config, network = open_run(text, backbone=str(settings.get("backbone", "")), head=str(settings.get("head", "")))
+        return overridden(config, settings, text), network
+    name = text.partition("(")[0]
+    if ("." not in name and name not in names("backbones")) or os.sep in name:
+        raise UnimetricError(f"{text}: not a run folder or backbone", closest(name, names("backbones")))
+    written = bind_arguments("backbones", text, seed=0)
+    defaults = {key: each.default for key, each in declaration("backbones", parse(text).name).configured.items()}
+    chosen = defaults | written
+    if {"pretrained", "weights"} & chosen.keys() and not chosen.get("pretrained") and not chosen.get("weights"):
+        raise UnimetricError(f"`{text}`: its weights are random, so it finds nothing", "add `pretrained=True` or `weights='...'`")
+    config = from_settings({"backbone": text, "head": "identity"} | settings, "index")
+    return config, build_model(config)
+
+
+def _prepare(
+    model: str | Path | None, path: Path, *, store: str | None, labels: bool | None, settings: dict[str, Any]
+) -> tuple[Facts, RunConfig, Any]:
+    """Open the model of a new or of an existing index.
+
+    Returns:
+        The facts of the index, and settings and model.
+    """
+    if check_index(path):
+        facts = Facts.read(path)
+        weights = ""
+        if model is not None and os.path.abspath(model) != os.path.abspath(path / MODEL):
+            weights = hash_tensors(_merged(open_model(model, settings)[1]).state_dict()).hex()
+        facts = check_same(facts, weights=weights, store=store, labels=labels, path=path)
+        config, network = open_run(path / MODEL)
+        if hash_tensors(network.state_dict()).hex() != facts.weights:
+            raise UnimetricError(f"{path / MODEL}: is not the model that has built the index", "restore the index from a copy")
+        return facts, overridden(config, _local(settings), path / MODEL), network
+    if model is None:
+        Facts.read(path)  # raises an error
+    assert model is not None
+    bind_arguments("stores", store or "flat", path="", dim=1)
+    config, network = open_model(model, settings)
+    _merged(network)
+    loss = loss_with_geometry(config, network.dim)
+    options = place(torch.zeros(1, network.dim), loss, config.geometry)[1]
+    placement = Placement(options["geometry"], float(options.get("curvature", 0.1)))
+    facts = new_facts(
+        config,
+        dim=int(network.dim),
+        weights=hash_tensors(network.state_dict()).hex(),
+        store=store or "flat",
+        labels=bool(labels),
+        placement=placement,
+    )
+    return facts, config, network
+
+
+def _local(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that depend on the machine, not on the index."""
+    return {key: value for key, value in settings.items() if key in ("device", "precision", "evaluate_batch")}
+
+
+def _merged(model: Any) -> Any:
+    """Multiply inserted parameters into the weights where possible, as an export does."""
+    model.backbone = model.backbone.merged()
+    return model
+
+
+# --- building ----------------------------------------------------------------------------------------------------------
+
+
+def build(
+    model: str | Path | None,
+    source: str | Path,
+    path: Path,
+    *,
+    store: str | None = None,
+    labels: bool | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> dict[str, int]:
+    """Build an index, resume its build, or update it.
+
+    Args:
+        model: Run folder, exported folder, or backbone spec string with pretrained weights. None for the model of the index.
+        source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
+        path: Index folder.
+        store: Store spec string. Defaults to that of the index, or `flat`.
+        labels: Whether the class of an image is the name of its folder. Defaults to the choice of the index, or no.
+        workers: Number of processes that read images. Defaults to the number of cores, at most 16.
+        progress: Callback with (finished images, all images to read).
+        note: Callback with sentences about skipped folders.
+        settings: Settings of the run, such as `device`, `precision` or `transform`.
+
+    Returns:
+        Numbers of images: `added`, `changed`, `deleted`, `unreadable` (of all).
+    """
+    _check_folder(path)
+    facts, config, network = _prepare(model, path, store=store, labels=labels, settings=settings)
+    known = {key: TYPES[kind] for key, kind in facts.columns.items()}
+    images = open_source(source, labels=facts.labels, known=known)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
+    with lock_folder(path, "writing to"), contextlib.ExitStack() as stack:
+        remove_stale(path)
+        if not check_index(path):
+            write_model(config, network, path / MODEL, Path(str(model)).name)
+            _copy_threshold(model, path)
+            config, network = open_run(path / MODEL)
+            config = overridden(config, _local(settings), path)
+            facts.write(path)
+        dim = facts.placement.extended(facts.dim)
+        held: Store = create("stores", facts.store, path=str(path / STORE), dim=dim)
+        stack.callback(held.close)
+        ledger = Ledger(path / LEDGER)
+        stack.callback(ledger.close)
+        loss = loss_with_geometry(config, network.dim)
+        count = min(16, count_cores()) if workers is None else workers
+        run = _Build(path, facts, config, network, loss, held, ledger, images, count, progress, note or (lambda text: None))
+        return run.run()
+
+
+def _check_folder(path: Path) -> None:
+    """Raise an error if a folder exists and is neither an index nor the start of one."""
+    try:
+        names_ = [each.name for each in path.iterdir()] if path.is_dir() else []
+        exists = path.exists()
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "choose another --out") from None
+    begun = {MODEL, STORE, LEDGER, THRESHOLDS, ".lock", FACTS}
+    if (exists and not path.is_dir()) or (FACTS not in names_ and any(name not in begun and not is_temporary(name) for name in names_)):
+        raise UnimetricError(f"{path}: exists and is not an index", "choose another --out")
+
+
+def _copy_threshold(model: str | Path | None, path: Path) -> None:
+    """Copy the calibrated threshold of a run."""
+    found = read_calibration(str(model)) if model is not None and Path(model).is_dir() else None
+    if found is not None:
+        write_text(path / THRESHOLDS, json.dumps(found, indent=1))
+
+
+@dataclass
+class _Build:
+    """One pass over a source. See `build`."""
+
+    path: Path
+    facts: Facts
+    config: RunConfig
+    model: Any
+    loss: Loss | None
+    store: Store
+    ledger: Ledger
+    source: Source
+    workers: int
+    progress: Progress | None
+    note: Callable[[str], None]
+    counts: dict[str, int] = field(default_factory=lambda: {"added": 0, "changed": 0, "deleted": 0})
+
+    def run(self) -> dict[str, int]:
+        before = self.facts
+        work, gone, unnamed = self.ledger.compare(self.source.files())
+        for problem in self.source.problems:
+            self.note(f"{problem}; images in it are neither added nor deleted")
+        gone = 0 if self.source.problems else gone
+        self._check_listing(work, gone)
+        self.facts = replace(self.facts, source=self.source.text, root=self.source.root)
+        self.facts = replace(self.facts, columns=self.facts.columns | {key: kind.__name__ for key, kind in self.source.columns.items()})
+        if work or gone or self.facts.state != "ready" or self.facts != before:
+            self.facts = replace(self.facts, state="building" if before.state == "building" else "updating")
+            self.facts.write(self.path)
+            work -= self._rewrite_columns()
+            if work:
+                self._embed(work)
+            for ids in self.ledger.gone() if gone else ():
+                self.store.delete(ids)
+                self.ledger.forget(ids)
+                self.counts["deleted"] += len(ids)
+            self._finish(before, unnamed)
+        return self.counts | {"unreadable": self.facts.unreadable}
+
+    def _check_listing(self, work: int, gone: int) -> None:
+        """Raise an error if a source is empty, or is not that of the index."""
+        count = self.facts.count
+        if not work and not count and not self.ledger.size():
+            raise UnimetricError(f"{self.source.text}: has no images", "name a folder of images, or a csv file with a column `path`")
+        if gone and 2 * gone > self.ledger.size() and (self.source.root != self.facts.root or gone == self.ledger.size()):
+            raise UnimetricError(
+                f"{self.source.text}: {gone:,} of the {self.ledger.size():,} images of the index are not there; nothing was deleted",
+                f"name the source of the index, {self.facts.source}, or choose another --out",
+            )
+
+    def _rewrite_columns(self) -> int:
+        """Write new columns of images that have not changed, and return their number."""
+        some: list[Work] = []
+        before = self.counts["changed"]
+        for work in self.ledger.work():
+            if work.same:
+                some.append(work)
+            if len(some) == _SHARD:
+                self._write_columns(some)
+                some = []
+        self._write_columns(some)
+        return self.counts["changed"] - before
+
+    def _write_columns(self, works: list[Work]) -> None:
+        if works:
+            ids = [work.id for work in works]
+            self.store.write(ids, self.store.vectors(ids), self._columns(works))
+            self.ledger.record_columns(works)
+            self.counts["changed"] += len(works)
+
+    def _columns(self, works: list[Work]) -> dict[str, list[Any]]:
+        return {name: [work.columns.get(name) for work in works] for name in self.facts.columns}
+
+    # --- embedding -----------------------------------------------------------------------------------------------
+
+    def _embed(self, total: int) -> None:
+        embedder = Embedder(self.config, self.model)
+        waiting: deque[Work] = deque()
+        done = 0
+
+        def items() -> Iterator[tuple[str, bytes | None]]:
+            for work in self.ledger.work():
+                if not work.same:
+                    waiting.append(work)
+                    yield os.path.join(self.source.root, work.id), work.known
+
+        shard: list[tuple[Work, Reading]] = []
+        found: list[Tensor] = []
+        begun = time.monotonic()
+        with _Writer(self) as writer:
+            for readings, embeddings in embedder.stream(items(), workers=self.workers):
+                shard += [(waiting.popleft(), reading) for reading in readings]
+                found.append(embeddings)
+                done += len(readings)
+                if len(shard) >= _SHARD or time.monotonic() - begun > _SECONDS:
+                    writer.submit(shard, torch.cat(found))
+                    shard, found, begun = [], [], time.monotonic()
+                if self.progress is not None:
+                    self.progress(done, total)
+            if shard:
+                writer.submit(shard, torch.cat(found))
+
+    def place(self, embeddings: Tensor) -> tuple[Any, Any]:
+        """Return the vectors to store, and which embeddings have one.
+
+        The first embeddings set center and scale.
+        """
+        points = place(embeddings, self.loss, self.config.geometry)[0]
+        if len(points) and not self.facts.placement.frozen:
+            self.facts = replace(self.facts, placement=self.facts.placement.fitted(points))
+            self.facts.write(self.path)
+        return self.facts.placement.vectors(points)
+
+    def write(self, shard: list[tuple[Work, Reading]], embeddings: Tensor) -> list[tuple[Work, bytes | None, str | None, int]]:
+        """Write a shard to the store, and return what the ledger must know of it."""
+        vectors, valid = self.place(embeddings)
+        works, rows, failed, altered, record = [], [], [], [], []
+        row, now = -1, time.time_ns()
+        for work, reading in shard:
+            problem = reading.problem
+            row += reading.embedded
+            if reading.embedded and not valid[row]:
+                problem = "its embedding is zero, infinite, or far from all others"
+            if problem:
+                failed += [] if work.fresh or work.failed else [work.id]
+            elif reading.embedded:
+                works.append(work)
+                rows.append(row)
+            elif work.altered:
+                altered.append(work)
+            # A file that was written just now may be written again without a new time, so its time is not trusted.
+            mtime = -1 if now - work.mtime < _RACE else work.mtime
+            record.append((work, reading.digest, problem or None, mtime))
+        if works:
+            self.store.write([work.id for work in works], vectors[rows], self._columns(works))
+        if altered:
+            ids = [work.id for work in altered]
+            self.store.write(ids, self.store.vectors(ids), self._columns(altered))
+        if failed:
+            self.store.delete(failed)
+        self.counts["added"] += sum(work.fresh or work.failed for work in works)
+        self.counts["changed"] += sum(not (work.fresh or work.failed) for work in works) + len(altered)
+        self.counts["deleted"] += len(failed)
+        return record
+
+    def _finish(self, before: Facts, unnamed: list[tuple[str, str]]) -> None:
+        """Compact the store and the ledger, and write the new facts."""
+        changed = any(self.counts.values()) or before.state != "ready"
+        if changed:
+            self.store.finish()
+            self.ledger.compact()
+        bad = [*self.ledger.unreadable(), *unnamed]
+        if bad or (self.path / UNREADABLE).exists():
+            write_text(self.path / UNREADABLE, "".join(f"{name}\t{' '.join(reason.split())}\n" for name, reason in bad))
+        self.facts = replace(
+            self.facts,
+            state="ready",
+            count=len(self.store),
+            unreadable=len(bad),
+            generation=self.facts.generation + changed,
+            report=dict(self.store.report) if changed else self.facts.report,
+        )
+        self.facts.write(self.path)
+
+
+class _Writer:
+    """Thread that writes one shard while the next is embedded.
+
+    The ledger is written when the store has returned.
+    """
+
+    def __init__(self, build_: _Build) -> None:
+        self.build, self.pool = build_, ThreadPoolExecutor(1)
+        self.pending: Future[list[tuple[Work, bytes | None, str | None, int]]] | None = None
+
+    def submit(self, shard: list[tuple[Work, Reading]], embeddings: Tensor) -> None:
+        """Wait for the last shard, then write this one."""
+        self.wait()
+        self.pending = self.pool.submit(self.build.write, shard, embeddings)
+
+    def wait(self) -> None:
+        """Wait for the last shard, and record it."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            self.build.ledger.record(pending.result())
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self.pool.shutdown(wait=True)

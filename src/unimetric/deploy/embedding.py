@@ -1,0 +1,212 @@
+"""Embed a stream of image files.
+
+Workers read and crop, and the network runs on batches of one shape. Unlike a run's loader, this one needs no table,
+keeps nothing of earlier images, and reports an image that cannot be read instead of stopping. Crops and colors are
+computed by the code of training.
+
+B images of a batch, S pixels of a side, D dimensions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+from unimetric.images.crops import crop_one
+from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes
+from unimetric.images.loading import View, finish_crops
+from unimetric.images.pack import decode, located
+from unimetric.images.recipe import Recipe
+from unimetric.images.workers import block_signals, isolate_worker
+from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.spec import create
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Result of reading a file.
+
+    Args:
+        digest: Digest of its content; None if the file could not be opened.
+        problem: Why it could not be read. Empty if it could.
+        embedded: Whether it has an embedding. An image with the expected digest has none.
+    """
+
+    digest: bytes | None
+    problem: str = ""
+    embedded: bool = False
+
+
+class Embedder:
+    """A model on its device, with the crops of its test images.
+
+    Args:
+        config: Settings of the run: transform, device, precision, batch.
+        model: Model of `build_model`.
+    """
+
+    def __init__(self, config: RunConfig, model: Any) -> None:
+        fabric = open_fabric(config)
+        trains = any(weight.requires_grad for weight in model.parameters())
+        # The same call as that of an evaluation, because the precision is part of it.
+        self.model = fabric.setup(model) if trains else model.to(fabric.device)
+        self.model.eval()
+        self.device, self.batch, self.dim = fabric.device, evaluation_batch(config, fabric), int(model.dim)
+        self.view = View(create("transforms", config.transform))
+        self.mean, self.std = (torch.tensor(value, device=self.device).view(1, 3, 1, 1) for value in (model.mean, model.std))
+
+    @torch.inference_mode()
+    def embed(self, crops: Tensor) -> Float[Tensor, "B D"]:
+        """Return the raw embeddings of crops (B, 3, S, S) uint8, in float32."""
+        images = crops.to(self.device, non_blocking=True)
+        return self.model(finish_crops(images, np.arange(len(images)), self.view, self.mean, self.std))[0].float()
+
+    def embed_images(self, images: Sequence[Any]) -> Float[np.ndarray, "N D"]:
+        """Return the raw embeddings of images.
+
+        Args:
+            images: Paths, images of Pillow, or arrays (H, W, 3) or (H, W) of uint8.
+        """
+        crops = [crop_center(to_array(image), self.view, name_of(image)) for image in images]
+        found = [self.embed(torch.stack(crops[start : start + self.batch])) for start in range(0, len(crops), self.batch)]
+        return torch.cat(found).cpu().numpy() if found else np.zeros((0, self.dim), np.float32)
+
+    def stream(self, items: Iterable[tuple[str, bytes | None]], *, workers: int) -> Iterator[tuple[list[Reading], Float[Tensor, "B D"]]]:
+        """Yield the readings of each batch of files, and the embeddings of those that have one.
+
+        The network always runs on full batches, so that the embedding of an image does not depend on the number of images.
+
+        Args:
+            items: Path of each image, and the digest of a content that need not be embedded again.
+            workers: Number of processes that read and crop. 0 reads in this process.
+        """
+        loader: Any = DataLoader(
+            _Reader(self.view),  # type: ignore[arg-type]
+            batch_sampler=_batches(items, self.batch),
+            num_workers=workers,
+            collate_fn=_collate,
+            worker_init_fn=isolate_worker,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),
+        )
+        with block_signals():
+            arriving = iter(loader)
+        for readings, crops in arriving:
+            if not len(crops):
+                yield readings, torch.zeros(0, self.dim)
+                continue
+            full = crops if len(crops) == self.batch else crops[torch.arange(self.batch) % len(crops)]
+            yield readings, self.embed(full)[: len(crops)]
+
+
+def _batches(items: Iterable[tuple[str, bytes | None]], size: int) -> Iterator[list[tuple[str, bytes | None]]]:
+    batch: list[tuple[str, bytes | None]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+class _Reader:
+    """Dataset whose items are (path, known digest)."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __getitem__(self, item: tuple[str, bytes | None]) -> tuple[Reading, Tensor | None]:
+        path, known = item
+        digest = None
+        try:
+            if located(path):
+                array = decode(path)
+                digest = digest_of(array.tobytes())
+            else:
+                data = read_bytes(path)
+                digest = digest_of(data)
+            if digest == known:
+                return Reading(digest), None
+            if not located(path):
+                array = np.array(parse_image(data, path)[0])
+            return Reading(digest, embedded=True), crop_center(array, self.view, path)
+        except UnimetricError as error:
+            return Reading(digest, error.message.removeprefix(f"{path}: ")), None
+
+
+def _collate(items: list[tuple[Reading, Tensor | None]]) -> tuple[list[Reading], Tensor]:
+    crops = [crop for _, crop in items if crop is not None]
+    return [reading for reading, _ in items], torch.stack(crops) if crops else torch.zeros(0, dtype=torch.uint8)
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return eight bytes that identify the content of a file."""
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def crop_center(array: np.ndarray, view: View, name: str) -> Tensor:
+    """Return the center crop (3, S, S) of an image (H, W, 3) uint8, as in an evaluation.
+
+    Args:
+        array: Pixels.
+        view: View of the test images.
+        name: Name of the image, for the error.
+
+    Raises:
+        UnimetricError: The image is so narrow that resizing its short side takes more memory than the largest image.
+    """
+    draws = view.draws(np.zeros(1, np.int64), np.array([array.shape[:2]]))
+    _check_resized(view.recipe, array, name)
+    return crop_one(array, draws, view.recipe)
+
+
+def _check_resized(recipe: Recipe, array: np.ndarray, name: str) -> None:
+    height, width = array.shape[:2]
+    if recipe.resize**2 * max(height, width) > MOST_PIXELS * min(height, width):
+        raise UnimetricError(f"{name}: an image of {width} x {height} pixels is too narrow to be resized", "crop it first")
+
+
+def name_of(image: Any) -> str:
+    """Return a name of an image for errors."""
+    return str(image) if isinstance(image, str | Path) else "the image"
+
+
+def to_array(image: Any) -> np.ndarray:
+    """Return the pixels (H, W, 3) uint8 of a file, an image of Pillow, or an array.
+
+    Args:
+        image: Path, image of Pillow, or array (H, W, 3) or (H, W) of uint8.
+    """
+    if isinstance(image, str | Path):
+        path = str(image)
+        return decode(path) if located(path) else np.array(parse_image(_read_query(path), path)[0])
+    if isinstance(image, Image.Image):
+        return np.array(image.convert("RGB"))
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, 2)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise UnimetricError(
+            f"an image must be an array (H, W, 3) of uint8, got {array.dtype} {array.shape}", "convert it, or pass the path of a file"
+        )
+    return np.ascontiguousarray(array)
+
+
+def _read_query(path: str) -> bytes:
+    try:
+        return read_bytes(path)
+    except UnimetricError as error:
+        raise UnimetricError(error.message, "name an image file") from None

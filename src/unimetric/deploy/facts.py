@@ -1,0 +1,172 @@
+"""The files of an index folder, and the content of its `index.toml`."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unimetric.config import RunConfig
+from unimetric.deploy.placement import Placement
+from unimetric.errors import UnimetricError
+from unimetric.files import write_text
+
+FORMAT = 1
+FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
+THRESHOLDS, UNREADABLE = "thresholds.json", "unreadable.txt"
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+_REBUILD = "restore the index from a copy, or build it again"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Content of `index.toml`.
+
+    Args:
+        format: Version of the folder.
+        unimetric, torch: Versions that have built the index.
+        state: `building` until the first build is complete, then `ready`, and `updating` during an update.
+        generation: Number of times that the index has changed.
+        weights: Hash of the weights.
+        backbone, head, transform: Spec strings of the model.
+        dim: Dimension of the embeddings.
+        store: Spec string of the store.
+        source: Folder, csv file or dataset spec string of the last build.
+        root: Absolute path of the folder that ids are relative to.
+        labels: Whether the class of an image is the name of its folder.
+        count: Number of images in the store.
+        unreadable: Number of files that could not be read.
+        columns: Type of each column.
+        placement: Geometry of the vectors, with the center and scale of the first build.
+        report: What the store has measured.
+    """
+
+    format: int
+    unimetric: str
+    torch: str
+    state: str
+    generation: int
+    weights: str
+    backbone: str
+    head: str
+    transform: str
+    dim: int
+    store: str
+    source: str
+    root: str
+    labels: bool
+    count: int
+    unreadable: int
+    columns: dict[str, str]
+    placement: Placement
+    report: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write the file atomically."""
+        values = asdict(self)
+        tables = {key: values.pop(key) for key in ("columns", "placement", "report")}
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{_toml(key)} = {_toml(value)}" for key, value in table.items() if value is not None)]
+        write_text(folder / FACTS, "\n".join(lines) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read the file of an index folder."""
+        file = folder / FACTS
+        if not file.is_file():
+            raise UnimetricError(f"{folder}: not an index (it has no {FACTS})", "build one: `unimetric index RUN images/ --out my.index`")
+        try:
+            found = tomllib.loads(file.read_text(encoding="utf-8", errors="surrogateescape"))
+            if found["format"] > FORMAT:
+                raise UnimetricError(f"{file}: was written by a newer Unimetric ({found['unimetric']})", "update Unimetric")
+            placement = found["placement"]
+            found["placement"] = Placement(**placement | {"center": tuple(map(float, placement["center"]))})
+            facts = cls(**{each.name: found[each.name] for each in fields(cls)})
+            if not isinstance(facts.dim, int) or not all(kind in TYPES for kind in facts.columns.values()):
+                raise ValueError("unknown type")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UnimetricError(f"{file}: cannot be read: {error}", _REBUILD) from None
+        return facts
+
+
+def _toml(value: Any) -> str:
+    """Write a literal as TOML, which writes all but tables as JSON does."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items() if each is not None) + "}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf, nan
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_thresholds(folder: Path) -> dict[str, Any] | None:
+    """Return the content of `thresholds.json`, or None if there is none."""
+    file = folder / THRESHOLDS
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return dict(found) | {"threshold": float(found["threshold"]), "fpr": float(found["fpr"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnimetricError(f"{file}: cannot be read: {error}", "remove it, or run `unimetric calibrate` again") from None
+
+
+def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: bool, placement: Placement) -> Facts:
+    """Return the facts of an index that is about to be built."""
+    return Facts(
+        format=FORMAT,
+        unimetric=version("unimetric"),
+        torch=str(torch.__version__),
+        state="building",
+        generation=0,
+        weights=weights,
+        backbone=config.backbone,
+        head=config.head,
+        transform=config.transform,
+        dim=dim,
+        store=store,
+        source="",
+        root="",
+        labels=labels,
+        count=0,
+        unreadable=0,
+        columns={},
+        placement=placement,
+        report={},
+    )
+
+
+def check_same(facts: Facts, *, weights: str, store: str | None, labels: bool | None, path: Path) -> Facts:
+    """Raise an error if an index was built in another way.
+
+    Returns its facts with the new options.
+
+    Args:
+        facts: Facts of the index.
+        weights: Hash of the weights of the given model; empty for the index's own.
+        store: Spec string of the store, or None for that of the index.
+        labels: Whether folders are classes, or None for the choice of the index.
+        path: Index folder, for errors.
+    """
+    if weights and weights != facts.weights:
+        raise UnimetricError(
+            f"{path}: was built by another model ({facts.backbone}, weights {facts.weights[:12]})",
+            f"choose another --out, or use its own model: `{path / MODEL}`",
+        )
+    if store is not None and store != facts.store:
+        raise UnimetricError(f'{path}: was built with `--store "{facts.store}"`', "choose another --out, or use the same store")
+    return facts if labels is None else replace(facts, labels=labels)
+
+
+def check_index(path: str | Path) -> bool:
+    """Return whether a folder is an index."""
+    return (Path(path) / FACTS).is_file()

@@ -1,0 +1,330 @@
+"""Index: the images of a folder as vectors in a store, with the model that made them.
+
+    index.toml          weights, transform, geometry, center and scale, store, columns, count
+    model/              exported model
+    store/              vectors, ids and columns
+    files.db            size, time and digest of every file
+    thresholds.json     score from which two images are of one class, if it was calibrated
+    unreadable.txt      files that could not be read, with the reasons
+
+An index opens without the run that trained its model.
+
+N images, D dimensions, Q queries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from unimetric.deploy.embedding import Embedder
+from unimetric.deploy.facts import FACTS, MODEL, STORE, UNREADABLE, Facts, read_thresholds
+from unimetric.errors import UnimetricError, closest
+from unimetric.kinds import Store
+from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.model import loss_with_geometry, place
+from unimetric.runs.weights import hash_tensors
+from unimetric.spec import create
+from unimetric.stores._where import Where, check, from_dict, parse
+
+_REBUILD = "restore the index from a copy, or build it again"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An image that a search has found.
+
+    Args:
+        id: Id of the image: its path in the source of the index.
+        path: Path of the file.
+        score: Similarity to the query: cosine, inner product, or minus the distance.
+        known: Whether the score exceeds the calibrated threshold; None without one.
+        columns: Values of its columns.
+    """
+
+    id: str
+    path: str
+    score: float
+    known: bool | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+class Index:
+    """Images as vectors in a store, with the model that made them.
+
+    Get one with `create` or `open`.
+
+    Args:
+        path: Index folder.
+        device: `auto`, `cpu` or `cuda`.
+
+    Attributes:
+        path: Index folder.
+        facts: Content of its `index.toml`.
+        store: Store of the vectors.
+    """
+
+    def __init__(self, path: str | Path, *, device: str = "auto") -> None:
+        self.path, self.device = Path(path), device
+        self._embedder: Embedder | None = None
+        self._store: Store | None = None
+        self._load()
+
+    def _load(self) -> None:
+        self._seen = self._stamp()
+        self.facts = Facts.read(self.path)
+        self._thresholds = read_thresholds(self.path)
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Return numbers that change when `index.toml` is replaced."""
+        try:
+            status = os.stat(self.path / FACTS)
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+    @classmethod
+    def create(cls, model: str | Path, source: str | Path, path: str | Path, **options: Any) -> Index:
+        """Build an index, resume a build, or update an index with the same model.
+
+        Args:
+            model: Run folder, exported folder, or backbone spec string with pretrained weights.
+            source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
+            path: Index folder.
+            options: Options of `deploy.building.build`: `store`, `labels`, `workers`, `progress`, and settings of a run, such as
+                `device` or `transform`.
+
+        Returns:
+            The index.
+        """
+        from unimetric.deploy.building import build
+
+        build(model, source, Path(path), **options)
+        return cls.open(path, device=str(options.get("device", "auto")))
+
+    @classmethod
+    def open(cls, path: str | Path, *, device: str = "auto") -> Index:
+        """Open an index folder.
+
+        Args:
+            path: Index folder.
+            device: Device of the model: `auto`, `cpu` or `cuda`. The store is searched on the CPU.
+        """
+        return cls(path, device=device)
+
+    def update(self, source: str | Path | None = None, **options: Any) -> dict[str, int]:
+        """Read new and changed images of a source, and remove deleted ones.
+
+        Args:
+            source: Folder, csv file or dataset spec string. Defaults to that of the last build.
+            options: Options of `deploy.building.build`: `workers`, `progress`.
+
+        Returns:
+            Numbers of images: `added`, `changed`, `deleted`, `unreadable`.
+        """
+        from unimetric.deploy.building import build
+
+        result = build(None, self.facts.source if source is None else source, self.path, device=self.device, **options)
+        self.refresh()
+        return result
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """Store of the vectors, opened on first use."""
+        if self._store is None:
+            dim = self.facts.placement.extended(self.facts.dim)
+            self._store = create("stores", self.facts.store, path=str(self.path / STORE), dim=dim)
+        return self._store
+
+    @property
+    def embedder(self) -> Embedder:
+        """Model of the index on its device, opened on first use."""
+        if self._embedder is None:
+            config, model = open_run(self.path / MODEL)
+            if hash_tensors(model.state_dict()).hex() != self.facts.weights:
+                raise UnimetricError(f"{self.path / MODEL}: is not the model that has built the index", _REBUILD)
+            config = overridden(config, {"device": self.device}, self.path / MODEL)
+            self._loss = loss_with_geometry(config, model.dim)
+            self._embedder = Embedder(config, model)
+        return self._embedder
+
+    @property
+    def version(self) -> str:
+        """Text that changes when the index on disk has changed.
+
+        `refresh` then reads the new content.
+        """
+        facts = self.facts if self._stamp() == self._seen else Facts.read(self.path)
+        return f"{facts.weights[:12]}-{facts.generation}"
+
+    def refresh(self) -> bool:
+        """Read the index again if it has changed on disk. Return whether it has."""
+        if self._stamp() == self._seen:
+            return False
+        weights = self.facts.weights
+        self._load()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if self.facts.weights != weights:
+            self._embedder = None
+        return True
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def columns(self) -> dict[str, type]:
+        """Type of each column: str, int, float or bool."""
+        return dict(self.store.columns)
+
+    @property
+    def thresholds(self) -> dict[str, Any] | None:
+        """Content of `thresholds.json`: `threshold`, `fpr`, `score` and more.
+
+        None if the index was not calibrated.
+        """
+        return self._thresholds
+
+    def image_path(self, id_: str) -> str:
+        """Return the path of an image."""
+        return os.path.join(self.facts.root, id_)
+
+    def unreadable(self) -> list[tuple[str, str]]:
+        """Return id and reason of every file that could not be read."""
+        file = self.path / UNREADABLE
+        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.is_file() else []
+        return [(name, reason) for name, _, reason in (line.partition("\t") for line in lines)]
+
+    # --- search ------------------------------------------------------------------------------------------------------
+
+    def embed(self, images: Sequence[Any]) -> Float[np.ndarray, "N D"]:
+        """Return the raw embeddings of images, in float32.
+
+        Args:
+            images: Paths, images of Pillow, or arrays (H, W, 3) of uint8.
+        """
+        return self.embedder.embed_images(images)
+
+    def place(self, embeddings: Float[np.ndarray, "N D"]) -> torch.Tensor:
+        """Return the points of raw embeddings in the geometry of the index."""
+        points = torch.from_numpy(np.ascontiguousarray(embeddings, np.float32))
+        if self.facts.placement.geometry != "poincare":
+            return points
+        assert self.embedder  # opens the loss, which maps into the Poincaré ball
+        return place(points, self._loss, "")[0]
+
+    def find(self, where: str | Mapping[str, Any] | Where | None) -> Where | None:
+        """Return a checked filter.
+
+        Args:
+            where: Text such as `label = 'boot' and price < 50`, a dictionary such as `{"label": "boot"}`, or None.
+        """
+        if where is None or (isinstance(where, str) and not where.strip()):
+            return None
+        if isinstance(where, str):
+            return parse(where, self.columns)
+        where = where if isinstance(where, Where) else from_dict(where)
+        return check(where, self.columns)
+
+    def search_vectors(
+        self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: str | Mapping[str, Any] | Where | None = None
+    ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        """Return ids and scores of the nearest images of raw embeddings, nearest first.
+
+        Args:
+            vectors: Raw embeddings of the model of the index, as `embed` returns them.
+            k: Number of images per query. If there are fewer, the id "" and the score -inf fill the rest.
+            where: Filter; see `find`.
+        """
+        vectors = np.asarray(vectors)
+        if vectors.ndim != 2 or vectors.shape[1] != self.facts.dim or vectors.dtype.kind not in "fiu":
+            raise UnimetricError(
+                f"query vectors must have the shape (Q, {self.facts.dim}) of the index's model, got {vectors.dtype} {vectors.shape}",
+                "embed queries with the model of the index: `index.embed(images)`",
+            )
+        if not np.isfinite(vectors).all() or not vectors.any(1).all():
+            raise UnimetricError("query vectors must be finite and not zero", "embed an image that is not uniform")
+        if k < 1:
+            raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
+        filter_ = self.find(where)
+        points = self.place(vectors)
+        placement = self.facts.placement
+        if not placement.frozen:  # nothing was stored yet
+            return np.full((len(points), k), "", object), np.full((len(points), k), -np.inf, np.float32)
+        ids, scores = self.store.search(placement.queries(points), k, filter_)
+        if placement.geometry != "cosine":
+            for row, point in enumerate(points):
+                some = [each for each in ids[row] if each]
+                if some:
+                    scores[row, : len(some)] = placement.scores(point, self.store.vectors(some))
+        return ids, scores
+
+    def search(self, images: Any, k: int = 10, where: str | Mapping[str, Any] | Where | None = None) -> list[Any]:
+        """Return the images that are most similar to one or several queries.
+
+        Args:
+            images: A query, or a list of them: path, image of Pillow, or array (H, W, 3) of uint8.
+            k: Number of images per query.
+            where: Filter; see `find`.
+
+        Returns:
+            Hits of the query, nearest first, or one list of hits per query.
+        """
+        several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
+        queries = list(images) if several else [images]
+        self.find(where)  # a wrong filter is reported before the model is loaded
+        ids, scores = self.search_vectors(self.embed(queries), k, where) if queries else (np.empty((0, k), object), np.empty((0, k)))
+        found = self.hits(ids, scores)
+        return found if several else found[0]
+
+    def hits(self, ids: np.ndarray, scores: np.ndarray) -> list[list[Hit]]:
+        """Return the results of `search_vectors` with paths and columns."""
+        every = list(dict.fromkeys(each for row in ids for each in row if each))
+        columns = self.fetch(every)
+        number = {each: place for place, each in enumerate(every)}
+        limit = None if self._thresholds is None else self._thresholds["threshold"]
+        return [
+            [
+                Hit(
+                    each,
+                    self.image_path(each),
+                    float(score),
+                    None if limit is None else bool(score > limit),
+                    {name: values[number[each]] for name, values in columns.items()},
+                )
+                for each, score in zip(row, row_scores, strict=True)
+                if each
+            ]
+            for row, row_scores in zip(ids, scores, strict=True)
+        ]
+
+    def fetch(self, ids: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the columns of images, in the order of their ids."""
+        return self.store.fetch(ids)
+
+
+def unknown_column(index: Index, name: str) -> UnimetricError:
+    """Return the error for an index without a column."""
+    return UnimetricError(f"{index.path}: has no column `{name}`", closest(name, index.columns) or "build it with `--labels` or a csv file")

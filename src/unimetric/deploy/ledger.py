@@ -1,0 +1,250 @@
+"""The files of an index: what was read, when, and what has changed since.
+
+The ledger is a SQLite database next to the store. The store is written first, so after a kill the ledger may lack the
+last images, which are then embedded and stored again under the same ids. The listing of a source and its differences to
+the ledger are temporary tables, so memory does not grow with the number of files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unimetric.datasets.files import ImageFile
+from unimetric.errors import UnimetricError
+
+_TABLES = """
+create table if not exists folders (id integer primary key, path text not null unique);
+create table if not exists files (
+    folder integer not null, name text not null, size integer not null, mtime integer not null,
+    digest blob, columns blob, reason text, primary key (folder, name)
+) without rowid;
+create temp table if not exists listed (
+    folder integer not null, name text not null, size integer not null, mtime integer not null,
+    columns text, hash blob, primary key (folder, name)
+) without rowid;
+"""
+#: Listed files that are new or differ. `known` is the digest of the stored image if only the time of the file is different.
+_DIFFERENCES = """
+create temp table work as
+    select listed.folder as folder, listed.name as name, listed.size as size, listed.mtime as mtime, listed.columns as columns,
+           listed.hash as hash, files.name is null as fresh,
+           case when files.size = listed.size and files.reason is null then files.digest end as known,
+           files.name is not null and files.columns is not listed.hash as altered,
+           files.name is not null and files.size = listed.size and files.mtime = listed.mtime as same,
+           files.reason is not null as failed
+    from listed left join files on files.folder = listed.folder and files.name = listed.name
+    where files.name is null or files.size <> listed.size or files.mtime <> listed.mtime
+          or (files.columns is not listed.hash and files.reason is null)
+    order by listed.folder, listed.name;
+create temp table gone as
+    select files.folder as folder, files.name as name, files.reason is not null as failed
+    from files left join listed on files.folder = listed.folder and files.name = listed.name
+    where listed.name is null;
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A listed file that is new or may have changed.
+
+    Args:
+        id: Id of the image.
+        size, mtime: Size and time of the file.
+        columns: Values of its columns.
+        hash: Digest of the columns; None without columns.
+        fresh: Whether the file is new.
+        known: Digest of the stored image, if the file may be unchanged.
+        altered: Whether its columns have changed.
+        same: Whether size and time are unchanged: only the columns have changed.
+        failed: Whether the file could not be read last time.
+    """
+
+    id: str
+    size: int
+    mtime: int
+    columns: dict[str, Any]
+    hash: bytes | None
+    fresh: bool
+    known: bytes | None
+    altered: bool
+    same: bool
+    failed: bool
+
+
+def split_id(id_: str) -> tuple[str, str]:
+    """Return folder and name of an id.
+
+    >>> split_id("a/b/c.jpg"), split_id("c.jpg")
+    (('a/b/', 'c.jpg'), ('', 'c.jpg'))
+    """
+    folder, slash, name = id_.rpartition("/")
+    return folder + slash, name
+
+
+class Ledger:
+    """Size, time and digest of every file of an index.
+
+    Args:
+        path: Database. It is created if it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._base.execute("pragma journal_mode = delete")
+            self._base.execute("pragma temp_store = file")
+            self._base.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise UnimetricError(f"{path}: cannot be opened: {error}", "restore the index from a copy, or build it again") from None
+        self._folders: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close the database."""
+        self._base.close()
+
+    def _folder(self, path: str) -> int:
+        """Return the number of a folder. The numbers of recent folders are kept."""
+        if path not in self._folders:
+            if len(self._folders) > 4096:
+                self._folders.clear()
+            self._base.execute("insert or ignore into folders (path) values (?)", (path,))
+            self._folders[path] = self._base.execute("select id from folders where path = ?", (path,)).fetchone()[0]
+        return self._folders[path]
+
+    def compare(self, listing: Iterable[ImageFile]) -> tuple[int, int, list[tuple[str, str]]]:
+        """List a source and find what differs.
+
+        Args:
+            listing: Files of the source.
+
+        Returns:
+            The number of files to read, the number of files that are gone, and names and reasons of files that cannot
+            have an id.
+        """
+        self._base.executescript("delete from listed; drop table if exists work; drop table if exists gone;")
+        problems = []
+        with self.transaction():
+            for file in listing:
+                try:
+                    file.id.encode()
+                except UnicodeEncodeError:  # a name that is not UTF-8
+                    problems.append((file.id, "its name is not UTF-8"))
+                    continue
+                text = json.dumps(file.columns, ensure_ascii=False, sort_keys=True) if file.columns else None
+                hash_ = None if text is None else hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+                folder, name = split_id(file.id)
+                try:
+                    row = (self._folder(folder), name, file.size, file.mtime, text, hash_)
+                    self._base.execute("insert into listed values (?, ?, ?, ?, ?, ?)", row)
+                except sqlite3.IntegrityError:
+                    raise UnimetricError(f"`{file.id}` is listed twice", "list an image once") from None
+                except UnicodeEncodeError:
+                    problems.append((file.id, "one of its columns is not UTF-8"))
+        self._base.executescript(_DIFFERENCES)
+        work, gone = (self._base.execute(f"select count(*) from {name}").fetchone()[0] for name in ("work", "gone"))
+        return work, gone, problems
+
+    def work(self, batch: int = 1024) -> Iterator[Work]:
+        """Yield the new and different files of the last comparison, folder by folder."""
+        last = 0
+        while True:
+            rows = self._base.execute(
+                "select work.rowid, folders.path || work.name, size, mtime, columns, hash, fresh, known, altered, same, failed "
+                "from work join folders on folders.id = work.folder where work.rowid > ? order by work.rowid limit ?",
+                (last, batch),
+            ).fetchall()
+            if not rows:
+                return
+            last = rows[-1][0]
+            for _, id_, size, mtime, columns, hash_, fresh, known, altered, same, failed in rows:
+                values = json.loads(columns) if columns else {}
+                yield Work(id_, size, mtime, values, hash_, bool(fresh), known, bool(altered), bool(same), bool(failed))
+
+    def gone(self, batch: int = 4096) -> Iterator[list[str]]:
+        """Yield the ids of files that are no longer listed, some at a time."""
+        last = 0
+        while True:
+            rows = self._base.execute(
+                "select gone.rowid, folders.path || gone.name from gone join folders on folders.id = gone.folder "
+                "where gone.rowid > ? order by gone.rowid limit ?",
+                (last, batch),
+            ).fetchall()
+            if not rows:
+                return
+            last = rows[-1][0]
+            yield [id_ for _, id_ in rows]
+
+    def transaction(self) -> _Transaction:
+        """Return a context that commits its changes together."""
+        return _Transaction(self._base, self.path)
+
+    def record(self, done: Sequence[tuple[Work, bytes | None, str | None, int]]) -> None:
+        """Store what was read.
+
+        Args:
+            done: For each file its listing, the digest of its content, why it could not be read (None if it could), and the time
+                to store for it.
+        """
+        with self.transaction():
+            for work, digest, reason, mtime in done:
+                folder, name = split_id(work.id)
+                row = (self._folder(folder), name, work.size, mtime, digest, work.hash, reason)
+                self._base.execute("insert or replace into files values (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def record_columns(self, works: Sequence[Work]) -> None:
+        """Store that the columns of images were written."""
+        with self.transaction():
+            for work in works:
+                folder, name = split_id(work.id)
+                self._base.execute("update files set columns = ? where folder = ? and name = ?", (work.hash, self._folder(folder), name))
+
+    def size(self) -> int:
+        """Return the number of files that were read, those that could not be read among them."""
+        return int(self._base.execute("select count(*) from files").fetchone()[0])
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """Remove files that are gone."""
+        with self.transaction():
+            for id_ in ids:
+                folder, name = split_id(id_)
+                self._base.execute("delete from files where folder = ? and name = ?", (self._folder(folder), name))
+
+    def unreadable(self) -> Iterator[tuple[str, str]]:
+        """Yield id and reason of every file that could not be read."""
+        yield from self._base.execute(
+            "select folders.path || files.name, reason from files join folders on folders.id = files.folder where reason is not null"
+        )
+
+    def compact(self) -> None:
+        """Give unused space back."""
+        with self.transaction():
+            self._base.execute("delete from folders where id not in (select folder from files)")
+        self._folders.clear()
+        free, pages = (self._base.execute(f"pragma {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
+        if 10 * free > pages:
+            self._base.execute("vacuum")
+
+
+class _Transaction:
+    """Changes that are committed together, or not at all."""
+
+    def __init__(self, base: sqlite3.Connection, path: Path) -> None:
+        self.base, self.path = base, path
+
+    def __enter__(self) -> None:
+        self.base.execute("begin")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self.base.execute("commit" if kind is None else "rollback")
+        except sqlite3.Error as failure:
+            raise UnimetricError(f"{self.path}: cannot be written: {failure}", "free some space, or use another --out") from None
+        if isinstance(error, sqlite3.OperationalError):
+            raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another --out") from None

@@ -1,0 +1,83 @@
+"""Any folder of images, and csv files with any columns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from unimetric.datasets.files import column_types, read_csv, walk
+from unimetric.errors import UnimetricError
+from unimetric.spec import create
+
+
+@pytest.fixture
+def folder(tmp_path, plant):
+    plant(tmp_path / "all", ["b/1.JPG", "b/2.gif", "a/deep/er/3.webp", "0.png", ".hidden/4.png", "a/.5.png"])
+    (tmp_path / "all" / "notes.txt").write_text("not an image")
+    return tmp_path / "all"
+
+
+def test_walk_is_recursive_and_ordered(folder: Path) -> None:
+    found = list(walk(folder))
+    assert [each.id for each in found] == ["0.png", "a/deep/er/3.webp", "b/1.JPG", "b/2.gif"]
+    assert [each.path for each in found] == [str(folder / each.id) for each in found]
+    status = os.stat(folder / "b/1.JPG")
+    assert (found[2].size, found[2].mtime) == (status.st_size, status.st_mtime_ns) and found[2].columns == {}
+    assert [each.columns["label"] for each in walk(folder, labels=True)] == [None, "er", "b", "b"]
+
+
+def test_walk_ends_in_loops_and_reports_folders(folder: Path) -> None:
+    (folder / "b" / "up").symlink_to(folder)
+    (folder / "a" / "gone").symlink_to(folder / "nowhere")
+    problems: list[str] = []
+    assert len(list(walk(folder, problems=problems))) == 4 and not problems
+    assert not list(walk(folder / "none", problems=problems)) and "cannot be listed" in problems[0]
+
+
+def test_table_has_classes_only_when_asked(folder: Path) -> None:
+    table = create("datasets", f"files(root={str(folder)!r})")
+    assert table.class_names == ("",) and len(table) == 4 and not table.train.any() and table.source_names == ("all",)
+    table = create("datasets", f"files(root={str(folder)!r}, labels=True, name='mine')")
+    assert [table.class_names[label] for label in table.labels] == ["", "er", "b", "b"] and table.source_names == ("mine",)
+    (folder.parent / "empty").mkdir()
+    with pytest.raises(UnimetricError, match="has no images"):
+        create("datasets", f"files(root={str(folder.parent / 'empty')!r})")
+
+
+def test_csv_columns_get_the_type_of_their_values(tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text("path,label,price,weight,sale,code,empty\na.png,1,3,1,true,007,\n../b.png,2,,0.5,FALSE,8,\n", encoding="utf-8-sig")
+    types = column_types(file)
+    assert types == {"label": str, "price": int, "weight": float, "sale": bool, "code": str, "empty": str}
+    first, second = read_csv(file, types)
+    assert first.id == "a.png" and first.size == -1
+    assert first.columns == {"label": "1", "price": 3, "weight": 1.0, "sale": True, "code": "007", "empty": None}
+    assert second.id == second.path == str(tmp_path.parent / "b.png") and second.columns["price"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name\na.png\n", "no column `path`"),
+        ("path,a,a\nx.png,1,2\n", "different names"),
+        ("path,a\nx.png,1,2\n", "line 2: more values than columns"),
+        ("path,a\n,1\n", "line 2: the path is missing"),
+        ("path,price\nx.png,many\n", "line 2: `price` must hold integers, got `many`"),
+    ],
+)
+def test_wrong_csv_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(UnimetricError, match=problem) as caught:
+        column_types(tmp_path / "x.csv")
+        list(read_csv(tmp_path / "x.csv", {"price": int}))
+    assert "x.csv" in caught.value.message and caught.value.hint
+
+
+def test_missing_or_binary_csv_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match="does not exist"):
+        column_types(tmp_path / "none.csv")
+    (tmp_path / "binary.csv").write_bytes(b"path\n\xff\xfe\x00.png\n")
+    with pytest.raises(UnimetricError, match="cannot read"):
+        column_types(tmp_path / "binary.csv")
