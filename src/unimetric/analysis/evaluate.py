@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unimetric.analysis.calibrate import check_threshold
 from unimetric.analysis.classes import results_by_class
+from unimetric.analysis.compressed import check_compression, compress
 from unimetric.config import RunConfig, check_part, from_settings
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import read_arrays, write_arrays
@@ -26,6 +27,7 @@ from unimetric.images.table import Table
 from unimetric.metrics import interval, measure
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
+from unimetric.runs.exported import Exported, embed_files, format_of, open_exported
 from unimetric.runs.folder import check_own_images, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.rows import read_table, readable
@@ -44,6 +46,8 @@ def evaluate(
     save: str | Path | None = None,
     per_class: PerClass | None = None,
     group_rule: str = "",
+    dims: Sequence[int] = (),
+    precisions: Sequence[str] = (),
     duplicates: bool = False,
     note: Callable[[str], None] | None = None,
     progress: Progress | None = None,
@@ -52,7 +56,7 @@ def evaluate(
     """Evaluate a run on its test classes, or a model that is not fine-tuned.
 
     Args:
-        run: Run folder, or settings. With settings, the model has its initial weights.
+        run: Run folder, exported file such as `mine.onnx`, or settings. With settings, the model has its initial weights.
         metrics: Metric spec strings. Defaults to those of the run.
         part: Rows of the split: `test`, `validation` or `train`.
         rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
@@ -61,6 +65,8 @@ def evaluate(
         per_class: Callback with the recall@1 of each class, hardest first, as in `results_by_class`.
         group_rule: Gallery images of its group that a query does not find: `class`, `group` or `none`; see
             `Space`. Defaults to the rule of the dataset.
+        dims: Numbers of first dimensions to evaluate as well, as `recall(k=1)/dim=32`.
+        precisions: Precisions to evaluate as well: `float16`, `int8`, `binary`; see `compress`.
         duplicates: Whether to read the training images as well, and to warn if more than 1 % of the queries have a near-duplicate there.
         note: Callback with a sentence about the stored threshold of a run (`calibrate`) on its test classes.
         progress: Callback with (done, all).
@@ -71,6 +77,7 @@ def evaluate(
         Metric values by spec string.
     """
     check_metrics(metrics, level)
+    check_compression(dims, precisions)
     if group_rule and group_rule not in GROUP_RULES:
         raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
     if save is not None and not Path(save).name:
@@ -78,6 +85,8 @@ def evaluate(
     if isinstance(run, RunConfig):
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)
+    elif format_of(run):
+        config, model = _open_file(run, overrides)
     else:
         config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
         config = overridden(config, overrides, run)
@@ -88,21 +97,40 @@ def evaluate(
     if part not in ("test", "validation", "train") or not len(getattr(split, part)):
         raise UnimetricError(f"the split has no `{part}` rows", "use test, train, or validation with `split=standard(validation=0.2)`")
     rows, _ = readable(config, table, getattr(split, part), progress=progress)
-    if not isinstance(run, RunConfig):
-        check_own_images(run, config, table, {part: rows})
+    folder = None if isinstance(run, RunConfig) or isinstance(model, Exported) else run
+    if folder is not None:
+        check_own_images(folder, config, table, {part: rows})
     if rerank:
         check_rerank(len(rows))
-    embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
+    if isinstance(model, Exported):
+        embeddings = embed_files(model.function, table.take(rows), workers=config.workers, progress=progress)
+    else:
+        embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
     names = [table.class_names[label] for label in table.labels[rows]]
     if save is not None:
         _save(Path(save), embeddings, table.take(rows), names)
     if duplicates:
         _warn(describe_duplicates(table, rows[table.query[rows]], split.train, progress=progress) if part != "train" else "")
     space = space_of(embeddings, table, rows, loss=loss, geometry=config.geometry)
-    if note is not None and part == "test" and not isinstance(run, RunConfig) and (text := check_threshold(run, space)):
+    stored = model.notes.get("threshold", {}) if isinstance(model, Exported) else folder
+    if note is not None and part == "test" and stored is not None and (text := check_threshold(stored, space)):
         note(text)
-    own = (config.train_metrics if part == "train" else []) or config.test_metrics
-    return numbers_of(space, list(metrics) or own, rerank=rerank, level=level, names=names, per_class=per_class)
+    texts = list(metrics) or (config.train_metrics if part == "train" else []) or config.test_metrics
+    numbers = numbers_of(space, texts, rerank=rerank, level=level, names=names, per_class=per_class)
+    if (dims or precisions) and space.geometry != "cosine":
+        raise UnimetricError(f"`dims` and `precisions` require cosine similarity, but the run has {space.geometry}", "remove them")
+    for name, smaller in compress(embeddings, dims, precisions):
+        numbers |= {f"{text}/{name}": value for text, value in numbers_of(space_of(smaller, table, rows), texts, rerank=rerank).items()}
+    return numbers
+
+
+def _open_file(path: str | Path, overrides: dict[str, Any]) -> tuple[RunConfig, Any]:
+    """Open an exported file with other settings of the images."""
+    for key in ("backbone", "adapter", "head", "transform"):
+        if key in overrides:
+            raise UnimetricError(f"{path}: contains its `{key}`, which cannot be replaced", f"remove `{key}`, or evaluate the run folder")
+    config, model = open_exported(path)
+    return overridden(config, overrides, path), model
 
 
 def _save(path: Path, embeddings: Tensor, table: Table, names: list[str]) -> None:

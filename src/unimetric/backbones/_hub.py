@@ -38,12 +38,38 @@ def hub_without_waiting() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+#: Prefixes of names that are not those of timm: a repository of the Hugging Face hub, and a folder.
+SOURCES = ("hf-hub:", "local-dir:")
+
+
+def resolve_weights(name: str) -> str:
+    """Return the name of a network of timm with the tag of its pretrained weights.
+
+    >>> resolve_weights("resnet50"), resolve_weights("resnet50.tv_in1k")
+    ('resnet50.a1_in1k', 'resnet50.tv_in1k')
+
+    Args:
+        name: Model name in timm, with or without a tag, or a name of another source, which is returned.
+    """
+    if name.startswith(SOURCES):
+        return name
+    try:
+        found = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag
+        return name
+    return name if found is None or not found.tag else f"{found.architecture}.{found.tag}"
+
+
 def advise_weights(name: str) -> str:
     """Return a hint for a network whose weights cannot be downloaded.
 
     Args:
         name: Model name in timm.
     """
+    if name.startswith("hf-hub:"):
+        return f"check the name after `hf-hub:` and the connection; downloaded models are read from {constants.HF_HUB_CACHE}"
+    if name.startswith("local-dir:"):
+        return "the folder needs `config.json` and `model.safetensors`, as `unimetric export --to hub` writes them"
     try:
         found = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag after the dot

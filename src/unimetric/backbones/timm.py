@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,12 +12,13 @@ import timm
 import torch
 from jaxtyping import Float
 from timm.layers import resample_abs_pos_embed
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from unimetric.arguments import Natural
 from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
-from unimetric.backbones._hub import advise_weights, hub_without_waiting
+from unimetric.backbones._hub import SOURCES, advise_weights, hub_without_waiting, resolve_weights
 from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest
@@ -33,8 +35,9 @@ class Timm(Backbone):
     Args:
         name: Model name in timm, such as `resnet50.tv_in1k`. The tag after the dot selects the weights of
             `pretrained=True` and their image statistics. Without a tag these are timm's default,
-            `a1_in1k` for `resnet50`.
-        pretrained: Whether to download the weights of timm from the hub.
+            `a1_in1k` for `resnet50`. `hf-hub:owner/model` is a model of the Hugging Face hub, and
+            `local-dir:folder` a folder with `config.json` and `model.safetensors`.
+        pretrained: Whether to download the weights of timm from the hub, or to read those of the folder.
         weights: Path of a local file instead (`.safetensors`, or `.pth` with a plain state dict),
             in the layout of timm, torchvision, DINOv2, OpenAI's CLIP or Hugging Face.
         frozen_batchnorm: Whether BatchNorm keeps its stored statistics, scale and shift (Roth
@@ -64,7 +67,8 @@ class Timm(Backbone):
         image_size: Natural = 0,
     ) -> None:
         super().__init__()
-        if not timm.is_model(name):
+        elsewhere = name.startswith(SOURCES)
+        if not elsewhere and not timm.is_model(name):
             near = closest(name.split(".")[0], timm.list_models())
             raise UnimetricError(f"timm has no network `{name}`", near if near.startswith("did") else "see timm.list_models()")
         if pretrained and weights:
@@ -72,12 +76,14 @@ class Timm(Backbone):
         state = read_weights(weights, backbone="timm") if weights else {}
         size: Any = {"img_size": image_size} if image_size else {}
         try:
-            with hub_without_waiting() if pretrained else nullcontext():
+            with hub_without_waiting() if pretrained or name.startswith("hf-hub:") else nullcontext():
                 network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except Exception as error:  # no connection, unknown tag or argument: timm and the hub raise many types
             reason = (str(error).splitlines() or [""])[0][:200]
-            hint = advise_weights(name) if pretrained else "check `name` and `image_size`"
+            hint = advise_weights(name) if pretrained or elsewhere else "check `name` and `image_size`"
             raise UnimetricError(f"timm cannot create `{name}`: {type(error).__name__}: {reason}", hint) from None
+        if pretrained and resolve_weights(name) != name:
+            logging.getLogger("unimetric").warning("timm: the weights of `%s` are `%s`", name, resolve_weights(name))
         self.network = network
         self.channels: int = network.num_features
         self.mean, self.std = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
@@ -109,7 +115,7 @@ class Timm(Backbone):
         return self
 
     def find_transformer(self) -> Any:
-        return self.network if isinstance(self.network, VisionTransformer) else None
+        return self.network if isinstance(self.network, VisionTransformer | Eva) else None
 
     def find_stages(self) -> Sequence[nn.Module]:
         return stages_of(self.network)

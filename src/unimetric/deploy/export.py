@@ -1,17 +1,37 @@
-"""Export a run as one folder with all weights, trained and frozen."""
+"""Export a run: as one folder with all weights, or in a format for other programs."""
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from unimetric.config import from_settings
+import numpy as np
+import torch
+from torch import Tensor
+
+from unimetric.analysis.calibrate import read_calibration
+from unimetric.analysis.evaluate import evaluate
+from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError
 from unimetric.files import is_temporary, remove_stale, write_text
-from unimetric.runs.folder import open_run, settings_of
+from unimetric.images.loading import Progress
+from unimetric.images.pack import decode
+from unimetric.images.table import Split, Table
+from unimetric.kinds import Loss
+from unimetric.metrics import measure
+from unimetric.runs.embed import space_of
+from unimetric.runs.exported import Embed, Exportable, embed_files
+from unimetric.runs.folder import open_run, overridden, read_done, settings_of
+from unimetric.runs.model import Model, loss_with_geometry, place
+from unimetric.runs.rows import read_table
 from unimetric.runs.weights import write_tensors
-from unimetric.spec import bind, parse, signature, text_of
+from unimetric.spec import bind, create, parse, signature, text_of
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
@@ -31,23 +51,266 @@ def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
     out = Path(out)
     _check_out(out)
     config, model = open_run(run, backbone=backbone)
-    settings = asdict(config) | {"backbone": without_weights(config.backbone)}
-    settings |= {key: without_folders(settings[key]) for key in ("dataset", "split")}
-    adapted, model.backbone = model.backbone, model.backbone.merged()
-    if model.backbone is not adapted:
-        settings["adapter"] = ""
-    exported = from_settings(settings)
+    return write_model(config, model, out, Path(run).name)
+
+
+def write_model(config: RunConfig, model: Model, out: Path, name: str) -> Path:
+    """Write a model as `export` does.
+
+    Args:
+        config: Settings of the model.
+        model: Model, whose adapter is merged if possible.
+        out: Output folder. Files that a killed call has left are replaced.
+        name: Name of the model in the notes of its file.
+
+    Returns:
+        The output folder.
+    """
+    exported = _merge(config, model)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / UNFINISHED).touch()
     except OSError as error:
         raise UnimetricError(f"{out}: cannot be created: {error.strerror}", "choose another --out") from None
     remove_stale(out)
-    notes = {"exported": str(Path(run).name), "run_id": config.run_id, "settings": settings_of(exported)}
+    notes = {"exported": name, "run_id": config.run_id, "settings": settings_of(exported)}
     write_tensors(out / "model.safetensors", model.state_dict(), notes)
     write_text(out / "config.toml", exported.dump())
     (out / UNFINISHED).unlink()
     return out
+
+
+def _merge(config: RunConfig, model: Model) -> RunConfig:
+    """Merge the adapter of a model if possible, and return settings without paths of this machine."""
+    settings = asdict(config) | {"backbone": without_weights(config.backbone)}
+    settings |= {key: without_folders(settings[key]) for key in ("dataset", "split")} | {"watch_datasets": ()}
+    adapted, model.backbone = model.backbone, model.backbone.merged()
+    if model.backbone is not adapted:
+        settings["adapter"] = ""
+    return from_settings(settings)
+
+
+#: Largest loss of recall@1 by a lower precision.
+MOST_LOST = 0.005
+
+
+def export_as(
+    run: str | Path,
+    out: str | Path,
+    *,
+    to: str,
+    backbone: str = "",
+    images: int = 2000,
+    force: bool = False,
+    shift: str | Path = "",
+    note: Callable[[str], None] = print,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a run in a format for other programs.
+
+    Args:
+        run: Run folder.
+        out: Output file or folder.
+        to: Format spec string, such as `onnx(precision='fp16')`.
+        backbone: Backbone spec string that locates the frozen weights, if they have moved.
+        images: Number of test images, in whole classes, on which recall@1 is compared with the model in
+            torch; 0 to compare nothing.
+        force: Whether to write a file that loses more than 0.5 points of recall@1.
+        shift: JSON file of `unimetric shift` with this run, for a model card.
+        note: Callback with a sentence about the result.
+        progress: Callback with (done, all).
+        overrides: Settings that may differ from training, such as `dataset`.
+
+    Returns:
+        The output.
+    """
+    out, form = Path(out), create("formats", to)
+    _check_target(out, form.suffix)
+    config, model = open_run(run, backbone=backbone)
+    found = overridden(config, overrides, run)
+    loss = loss_with_geometry(found, model.dim)
+    geometry = place(torch.zeros(1, model.dim), loss, found.geometry)[1]["geometry"]
+    notes = _describe(Path(run), config, model, geometry) | {"shift": read_curve(shift, run) if shift else {}}
+    if form.described and images:
+        notes |= {"intervals": _measure_intervals(run, backbone, progress, overrides)}
+    notes["settings"] = asdict(_merge(config, model))
+    model = Exportable(model.eval(), create("transforms", config.transform), normalize=geometry == "cosine").eval()
+    comparison = Comparison(model, found, loss, images=images, force=force, note=note, progress=progress)
+    # A format that rounds is useless if it loses the neighbors, so only a plain copy may be written without test images.
+    if form.calibrated or (form.rounds and images and not force):
+        _ = comparison.data
+    form.write(model, out, notes=notes, images=comparison.training_images, check=comparison.check)
+    return out
+
+
+def _check_target(out: Path, suffix: str) -> None:
+    """Raise an error unless a format can write its output there."""
+    if not suffix:
+        _check_out(out)
+        return
+    if out.suffix != suffix:
+        raise UnimetricError(f"`--out` must be a {suffix} file, got {out}", f"use `--out {out.with_suffix(suffix).name}`")
+    if out.exists():
+        raise UnimetricError(f"{out}: exists", "choose another --out, or remove it")
+
+
+def _describe(run: Path, config: RunConfig, model: Model, geometry: str) -> dict[str, Any]:
+    """Return what a file stores about its run."""
+    line = read_done(run) if (run / "done").is_file() else {}
+    return {
+        "unimetric": version("unimetric"),
+        "name": run.name,
+        "run_id": config.run_id,
+        "epoch": line.get("epoch"),
+        "metrics": {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")},
+        "threshold": read_calibration(run) or {},
+        "thresholds": _read_thresholds(run / "thresholds.json"),
+        "started_from": without_folders(config.backbone),
+        "dim": model.dim,
+        "geometry": geometry,
+        "normalized": geometry == "cosine",
+    }
+
+
+def _read_thresholds(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UnimetricError(f"{file}: unreadable: {error}", "restore the file, or remove it") from None
+
+
+def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
+    """Return the curve of a run in a report of `unimetric shift`.
+
+    Args:
+        path: JSON file.
+        run: Run folder. A report of several methods must name it.
+    """
+    try:
+        methods = json.loads(Path(path).read_text(encoding="utf-8"))["methods"]
+        name = Path(run).name if Path(run).name in methods else next(iter(methods))
+        if len(methods) > 1 and name != Path(run).name:
+            raise UnimetricError(f"{path}: has no method `{Path(run).name}`", f"it has: {', '.join(methods)}")
+        return {key: methods[name][key] for key in ("distances", "scores")}
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
+        raise UnimetricError(f"{path}: not a report of `unimetric shift`: {error}", "use its `--out shift.json`") from None
+
+
+def _measure_intervals(run: str | Path, backbone: str, progress: Progress | None, overrides: dict[str, Any]) -> dict[str, float]:
+    """Return the test metrics of a run with their 95 % intervals, or nothing without the dataset."""
+    more = overrides | ({"backbone": backbone} if backbone else {})
+    try:
+        return evaluate(run, level=0.95, progress=progress, **more)
+    except UnimetricError as error:
+        logging.getLogger("unimetric").warning("the model card has no intervals: %s", error.message)
+        return {}
+
+
+def push_folder(folder: str | Path, repository: str) -> str:
+    """Upload a folder of `--to hub` to the Hugging Face hub.
+
+    Args:
+        folder: Folder of the export.
+        repository: `owner/name`. It is created if it does not exist.
+
+    Returns:
+        Address of the model.
+    """
+    import huggingface_hub
+
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise UnimetricError(f"`--push` must be `owner/name`, got `{repository}`", "write `--push owner/name`")
+    hub = huggingface_hub.HfApi()
+    try:
+        address = hub.create_repo(repository, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload model")
+    except Exception as error:  # no connection, no permission: the hub raises many types
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        hint = f"log in with `hf auth login`, and repeat `hf upload {repository} {folder}`; the folder is complete"
+        raise UnimetricError(f"cannot upload {folder} to {repository}: {reason}", hint) from None
+    return str(address)
+
+
+class Comparison:
+    """Recall@1 of an exported model next to that of the same model in torch.
+
+    Args:
+        model: Model in torch, in float32.
+        config: Settings: dataset, split, geometry, workers.
+        loss: Loss that declares the geometry, or None.
+        images: Number of test images, in whole classes; 0 to compare nothing.
+        force: Whether a loss of recall is only reported.
+        note: Callback with the result as a sentence.
+        progress: Callback with (done, all).
+    """
+
+    def __init__(
+        self,
+        model: Exportable,
+        config: RunConfig,
+        loss: Loss | None,
+        *,
+        images: int,
+        force: bool,
+        note: Callable[[str], None],
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.config, self.loss = model, config, loss
+        self.images, self.force, self.note, self.progress = images, force, note, progress
+
+    @functools.cached_property
+    def data(self) -> tuple[Table, Split]:
+        """The table of the images and its rows of training and test."""
+        return read_table(self.config)
+
+    def training_images(self) -> Iterator[np.ndarray]:
+        """Yield training images in random order, (1, H, W, 3) each."""
+        table, split = self.data
+        order = np.random.default_rng(0).permutation(split.train)
+        return (decode(table.paths[row])[None] for row in order)
+
+    def _rows(self, table: Table, split: Split) -> np.ndarray:
+        """Return the test images of as many random classes as needed."""
+        labels = table.labels[split.test]
+        classes, counts = np.unique(labels, return_counts=True)
+        order = np.random.default_rng(0).permutation(len(classes))
+        enough = max(2, int(np.searchsorted(counts[order].cumsum(), self.images)) + 1)
+        return split.test[np.isin(labels, classes[order[:enough]])]
+
+    def _recall(self, function: Embed, table: Table, rows: np.ndarray) -> tuple[float, Tensor]:
+        vectors = embed_files(function, table.take(rows), workers=self.config.workers, progress=self.progress)
+        space = space_of(vectors, table, rows, loss=self.loss, geometry=self.config.geometry)
+        return measure(space, ["recall(k=1)"])["recall(k=1)"], vectors
+
+    def check(self, function: Embed) -> dict[str, Any]:
+        """Compare an exported model with the one in torch.
+
+        Raises:
+            UnimetricError: It loses more than `MOST_LOST` of recall@1.
+        """
+        if not self.images:
+            return {}
+        try:
+            table, split = self.data
+        except UnimetricError as error:
+            self.note(f"recall@1 was not measured: {error.message}")
+            return {}
+        rows = self._rows(table, split)
+        before, expected = self._recall(self.model.embed, table, rows)
+        after, found = self._recall(function, table, rows)
+        largest = float((expected - found).abs().max())
+        lost = before - after
+        self.note(
+            f"recall@1 {after:.4f}, in torch with fp32 {before:.4f}, on {len(rows):,} test images; "
+            f"largest difference of a coordinate {largest:.1e}"
+        )
+        if lost > MOST_LOST and not self.force:
+            raise UnimetricError(
+                f"this precision loses {100 * lost:.2f} points of recall@1, more than {100 * MOST_LOST:g}; nothing was written",
+                "use a higher precision, such as fp16, or `--force`",
+            )
+        return {"check": {"recall(k=1)": after, "recall(k=1) in torch": before, "images": len(rows), "largest_difference": largest}}
 
 
 #: File in the folder of an export that is being written. An export that was killed leaves it, and can be repeated.

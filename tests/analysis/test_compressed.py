@@ -1,0 +1,49 @@
+"""Embeddings of fewer dimensions and bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from unimetric.analysis.compressed import compress, round_to
+from unimetric.analysis.evaluate import evaluate
+from unimetric.config import RunConfig
+from unimetric.errors import UnimetricError
+from unimetric.geometry.space import Space
+from unimetric.metrics import measure
+
+
+def test_smaller_embeddings_are_named_and_rounded() -> None:
+    points = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+    found = dict(compress(points, [4, 8], ["int8", "binary"]))
+    assert list(found) == ["int8", "binary", "dim=4", "dim=4, int8", "dim=4, binary", "dim=8", "dim=8, int8", "dim=8, binary"]
+    unit = points[:, :8] / np.linalg.norm(points[:, :8].numpy(), axis=1, keepdims=True)
+    torch.testing.assert_close(found["dim=8"], unit)
+    levels = found["dim=8, int8"] / found["dim=8, int8"].abs().amax(1, keepdim=True) * 127
+    torch.testing.assert_close(levels, levels.round(), atol=1e-4, rtol=0)
+    assert 0 < (found["dim=8, int8"] - unit).abs().max() <= 0.5 / 127 + 1e-6
+    assert set(found["binary"].unique().tolist()) == {-1.0, 1.0} and torch.equal(found["binary"] > 0, points > 0)
+    assert 0 < (round_to(points, "float16") - round_to(points, "float32")).abs().max() < 1e-3
+
+
+def test_evaluate_reports_smaller_embeddings(config: RunConfig) -> None:
+    numbers = evaluate(config, metrics=["recall(k=1)"], dims=[2], precisions=["binary"])
+    assert list(numbers) == [f"recall(k=1){name}" for name in ("", "/binary", "/dim=2", "/dim=2, binary")]
+    assert numbers["recall(k=1)/dim=2, binary"] < numbers["recall(k=1)"]
+
+
+def test_values_are_those_of_the_smaller_embeddings(config: RunConfig, tmp_path) -> None:
+    numbers = evaluate(config, metrics=["recall(k=1)"], dims=[3], save=tmp_path / "all.npz")
+    arrays = np.load(tmp_path / "all.npz")
+    space = Space(torch.from_numpy(arrays["embeddings"][:, :3]), torch.from_numpy(arrays["labels"]), geometry="cosine")
+    assert numbers["recall(k=1)/dim=3"] == pytest.approx(measure(space, ["recall(k=1)"])["recall(k=1)"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [({"dims": [0]}, "at least 1"), ({"dims": [9]}, "at most the dimension 8"), ({"precisions": ["int4"]}, "unknown precision `int4`")],
+)
+def test_rejects_invalid_compression(arguments: dict, problem: str, config: RunConfig) -> None:
+    with pytest.raises(UnimetricError, match=problem):
+        evaluate(config, **arguments)
