@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli import data, deploy, measure, study, threshold, train
+from unimetric.cli import data, deploy, index, measure, serve, study, threshold, train, weights
 from unimetric.cli.options import Command
 from unimetric.errors import FULL_DISK, Interrupted, UnimetricError
 
@@ -101,7 +101,15 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "figure": measure.figure,
     },
     "Study": {"bench": study.bench, "tune": study.tune, "report": study.report},
-    "Ship": {"export": deploy.export},
+    "Ship": {
+        "interpolate": weights.interpolate,
+        "export": deploy.export,
+        "index": index.index,
+        "search": index.search,
+        "serve": serve.serve,
+        "audit": serve.audit,
+        "watch": serve.watch,
+    },
     "Data": {"list": data.list_, "configs": data.configs, "pack": data.pack, "split": measure.split},
 }
 for _group, _commands in _GROUPS.items():

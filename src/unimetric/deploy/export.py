@@ -81,7 +81,7 @@ def write_model(config: RunConfig, model: Model, out: Path, name: str) -> Path:
 
 
 def _merge(config: RunConfig, model: Model) -> RunConfig:
-    """Merge the adapter of a model if possible, and return settings without paths of this machine."""
+    """Merge the adapter of a model if possible, and return settings without local paths."""
     settings = asdict(config) | {"backbone": without_weights(config.backbone)}
     settings |= {key: without_folders(settings[key]) for key in ("dataset", "split")} | {"watch_datasets": ()}
     adapted, model.backbone = model.backbone, model.backbone.merged()
@@ -198,7 +198,7 @@ def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
 
 
 def _measure_intervals(run: str | Path, backbone: str, progress: Progress | None, overrides: dict[str, Any]) -> dict[str, float]:
-    """Return the test metrics of a run with their 95 % intervals, or nothing without the dataset."""
+    """Return the test metrics of a run with 95 % intervals; nothing without the dataset."""
     more = overrides | ({"backbone": backbone} if backbone else {})
     try:
         return evaluate(run, level=0.95, progress=progress, **more)

@@ -42,7 +42,7 @@ def interpolate(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Write the weights between the start and the end of a run, or of the average of several runs.
+    """Write weights between the start and the end of a run, or of an average of runs.
 
         w(alpha) = (1 - alpha) start + alpha mean over runs of end
 
@@ -86,7 +86,7 @@ def interpolate(
 
 @dataclass(frozen=True)
 class _Ends:
-    """Both ends of the line: settings of the first run, its folder, and weights at the start and at the end."""
+    """Both ends of the line: settings and folder of the first run, and weights."""
 
     config: RunConfig
     folder: Path
@@ -95,7 +95,7 @@ class _Ends:
     end: Weights
 
     def at(self, alpha: float) -> Weights:
-        """Return the weights at a point of the line; integers and fingerprints are those of the end."""
+        """Return the weights at a point of the line; integers are those of the end."""
         return {key: torch.lerp(self.start[key], end, alpha) if end.is_floating_point() else end for key, end in self.end.items()}
 
 
@@ -136,7 +136,7 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
 
 
 def _open(run: str | Path, backbone: str) -> tuple[RunConfig, Any, Weights, Weights]:
-    """Return the settings and the model of a run, and its weights before the first step and at the end."""
+    """Return settings and model of a run, and its weights at the start and at the end."""
     notes = read_tensors(Path(run) / "model.safetensors", "name a run folder with weights")[1]
     if "exported" in notes:
         raise UnimetricError(f"{run}: is an export, which does not store where its training started", "name the run folder")

@@ -1,0 +1,243 @@
+"""An open index as the server shows it: originals, thumbnails, columns and a map."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from unimetric.analysis.projection import project
+from unimetric.deploy.index import Index
+from unimetric.errors import UnimetricError
+from unimetric.images.decode import FORMATS, MOST_PIXELS, parse_image, read_bytes
+from unimetric.images.pack import decode, located
+
+#: Formats that every browser shows, and their media types. Others are sent as PNG.
+_SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp"}
+#: Pixels of the longer side of a thumbnail, and bytes of all thumbnails in memory.
+_SIDE, _CACHE = 320, 64 << 20
+#: Points of the map; rows and values of which the columns are summarized.
+_POINTS, _ROWS, _VALUES = 2000, 100_000, 200
+#: Images with more pixels are decoded one at a time.
+_LARGE = 8_000_000
+#: Largest ratio of the sides of an image. Resizing its short side takes memory that grows with it.
+_RATIO = 60
+
+
+class TooLarge(UnimetricError):
+    """An image has more pixels than allowed."""
+
+
+class Gallery:
+    """An index with thumbnails, a map and summaries of its columns, all for one version of it.
+
+    Args:
+        index: Open index.
+        embedder: Model of an earlier gallery of the same weights. Defaults to that of the index.
+    """
+
+    def __init__(self, index: Index, embedder: Any = None) -> None:
+        self.index, self.version = index, f"{index.facts.weights[:12]}-{index.facts.generation}"
+        self.embedder = index.embedder if embedder is None else embedder
+        if embedder is None:  # the first pass of a model is slow, so no request waits for it
+            self.embedder.embed_images([np.zeros((32, 32, 3), np.uint8)])
+        self._thumbnails: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock, self._slow = threading.Lock(), threading.Lock()
+        self._users, self._retired = 0, False
+
+    @contextmanager
+    def used(self) -> Iterator[Gallery]:
+        """Keep the index open, even if another version replaces it meanwhile."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._retired and not self._users
+            if last:
+                self.index.close()
+
+    def retire(self) -> None:
+        """Close the index as soon as it is not used."""
+        with self._lock:
+            self._retired = True
+            last = not self._users
+        if last:
+            self.index.close()
+
+    # --- images ------------------------------------------------------------------------------------------------------
+
+    def check_id(self, id_: str) -> None:
+        """Raise an error if the index has no image of this id. Only ids of the index become paths."""
+        self.index.fetch([id_])
+
+    def read(self, id_: str) -> tuple[bytes, str]:
+        """Return an image as bytes that a browser shows, and their media type."""
+        self.check_id(id_)
+        path = self.index.image_path(id_)
+        if not located(path):
+            data = read_bytes(path)
+            kind = format_of(data, id_)
+            if kind in _SHOWN:
+                return data, _SHOWN[kind]
+            image = parse_image(data, id_)[0]
+        else:
+            image = Image.fromarray(decode(path))
+        out = io.BytesIO()
+        image.save(out, "PNG", compress_level=1)
+        return out.getvalue(), "image/png"
+
+    def thumbnail(self, id_: str) -> bytes:
+        """Return a small JPEG file of an image, upright."""
+        with self._lock:
+            if id_ in self._thumbnails:
+                self._thumbnails.move_to_end(id_)
+                return self._thumbnails[id_]
+        self.check_id(id_)
+        small = make_thumbnail(self.index.image_path(id_), _SIDE)
+        with self._lock:
+            self._bytes += len(small) - len(self._thumbnails.get(id_, b""))
+            self._thumbnails[id_] = small
+            while self._bytes > _CACHE:
+                self._bytes -= len(self._thumbnails.popitem(last=False)[1])
+        return small
+
+    # --- summaries ---------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        """Name and type of each column, with its values if they are few, or its range."""
+        with self._slow:
+            return self._columns
+
+    @cached_property
+    def _columns(self) -> list[dict[str, Any]]:
+        kinds = self.index.columns
+        values: dict[str, set[Any]] = {name: set() for name in kinds}
+        for _, _, columns in islice(self.index.store.scan(), _ROWS // 4096):
+            for name, some in columns.items():
+                values.setdefault(name, set()).update(value for value in some if value is not None)
+        return [_summarize(name, kind, values[name]) for name, kind in kinds.items()]
+
+    @property
+    def map(self) -> dict[str, Any]:
+        """Points of the map: up to 2,000 images at equal steps, with the name of the projection."""
+        with self._slow:
+            return self._map
+
+    @cached_property
+    def _map(self) -> dict[str, Any]:
+        step = max(1, -(-len(self.index) // _POINTS))
+        ids: list[str] = []
+        vectors: list[np.ndarray] = []
+        labels: list[Any] = []
+        seen = 0
+        for some, points, columns in self.index.store.scan():
+            chosen = range(-seen % step, len(some), step)
+            ids += [some[row] for row in chosen]
+            vectors.append(points[list(chosen)])
+            labels += [columns["label"][row] if "label" in columns else None for row in chosen]
+            seen += len(some)
+        if len(ids) < 2:
+            return {"projection": "", "ids": ids, "x": [0.5] * len(ids), "y": [0.5] * len(ids), "labels": labels}
+        name, flat = project(self.index.facts.placement.points(np.concatenate(vectors)))
+        low, high = flat.min(0), flat.max(0)
+        unit = ((flat - low) / np.where(high > low, high - low, 1)).round(4)
+        return {"projection": name, "ids": ids, "x": unit[:, 0].tolist(), "y": unit[:, 1].tolist(), "labels": labels}
+
+    # --- search ------------------------------------------------------------------------------------------------------
+
+    def stored(self, id_: str) -> np.ndarray:
+        """Return the raw embedding (D,) of an image of the index."""
+        if self.index.facts.placement.geometry == "poincare":  # the store has no raw embeddings
+            self.check_id(id_)
+            return self.embedder.embed_images([self.index.image_path(id_)])[0]
+        return self.index.facts.placement.points(self.index.store.vectors([id_]))[0]
+
+
+def _summarize(name: str, kind: type, values: set[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "type": kind.__name__}
+    if kind in (int, float) and values:
+        return found | {"low": min(values), "high": max(values)}
+    return found | ({"values": sorted(values)} if len(values) <= _VALUES else {})
+
+
+def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
+    """Return the format of an image, from its header.
+
+    Args:
+        data: Content of the file.
+        name: Name for errors.
+        most: Largest number of pixels.
+
+    Raises:
+        UnimetricError: It is not an image, is too narrow, or has too many pixels (`TooLarge`).
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height, kind = image.width, image.height, image.format or ""
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise TooLarge(f"{name}: has more than {most / 1e6:g} million pixels", "send a smaller one") from None
+    except Exception:  # decoders raise many types for a broken file
+        raise UnimetricError(f"{name}: is not an image", f"send one of {', '.join(FORMATS)}") from None
+    if width * height > most:
+        raise TooLarge(f"{name}: has {width} x {height} pixels, more than {most / 1e6:g} million", "send a smaller one")
+    if max(width, height) > _RATIO * max(min(width, height), 1):
+        raise UnimetricError(f"{name}: an image of {width} x {height} pixels is too narrow", "crop it first")
+    return kind
+
+
+_one_large = threading.Lock()
+
+
+def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
+    """Return the pixels (H, W, 3) of an upload. Its size is checked before it is decoded.
+
+    Args:
+        data: Content of the file.
+        name: Name for errors.
+        most: Largest number of pixels.
+    """
+    format_of(data, name, most)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        large = image.width * image.height > _LARGE
+    if not large:
+        return np.array(parse_image(data, name)[0])
+    with _one_large:  # bounds the memory of all threads
+        return np.array(parse_image(data, name)[0])
+
+
+def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
+    """Return a small JPEG file of an image, upright.
+
+    Args:
+        path: Path of the image.
+        side: Pixels of the longer side.
+        quality: Quality of the JPEG file.
+    """
+    if located(path):
+        image = Image.fromarray(decode(path))
+    else:
+        data = read_bytes(path)
+        orientation = 1
+        with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+            orientation = header.getexif().get(0x0112, 1)
+        image = parse_image(data, path)[0]
+        if orientation != 1:
+            image.getexif()[0x0112] = orientation
+            image = ImageOps.exif_transpose(image)
+    image.thumbnail((side, side))
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=quality)
+    return out.getvalue()

@@ -1,0 +1,402 @@
+"""The server of an index: answers, limits, access, votes, new versions and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+httpx = pytest.importorskip("httpx", reason="pip install 'unimetric[dev]'")
+pytest.importorskip("fastapi", reason="pip install 'unimetric[serve]'")
+
+from unimetric import Index  # noqa: E402
+from unimetric.cli import app  # noqa: E402
+from unimetric.deploy.batching import Batcher, Busy  # noqa: E402
+from unimetric.deploy.feedback import Feedback  # noqa: E402
+
+UPLOADS = int(os.environ.get("UNIMETRIC_FUZZ_UPLOADS", "60"))
+ID = "images/class 1/a&b #3.png"
+
+
+def image(index: Path, id_: str = ID) -> bytes:
+    with Index.open(index, device="cpu") as opened:
+        return Path(opened.image_path(id_)).read_bytes()
+
+
+def path_of(id_: str) -> str:
+    return "/" + "/".join(("images", httpx.URL("http://x", params={"a": id_}).query.decode()[2:].replace("+", "%20")))
+
+
+def test_search_answers_uploads_and_ids(index: Path, live: Callable[..., str]) -> None:
+    (index / "thresholds.json").write_text(json.dumps({"threshold": 0.9999, "fpr": 0.01}))
+    data = image(index)
+    with httpx.Client(base_url=live(index)) as client:
+        answer = client.post("/search", files={"file": data}, data={"k": "32"}).json()
+        first = answer["hits"][0]
+        assert first["id"] == ID and first["score"] == pytest.approx(1, abs=1e-5) and first["known"] is True and answer["known"] is True
+        assert Path(first["path"]).read_bytes() == data
+        assert first["columns"] == {"label": "green", "price": 13, "new": False}
+        assert len(answer["hits"]) == 32 and answer["hits"][-1]["known"] is False and answer["threshold"] == 0.9999
+        assert client.get(first["image"]).content == data
+        small = client.get(first["thumbnail"])
+        assert small.headers["content-type"] == "image/jpeg" and Image.open(io.BytesIO(small.content)).size == (64, 48)
+
+        near = client.get("/search", params={"id": ID, "k": "4"}).json()["hits"]
+        assert ID not in [hit["id"] for hit in near]  # the image itself is left out
+        assert [hit["score"] for hit in near] == pytest.approx([hit["score"] for hit in answer["hits"][1:5]], abs=1e-5)
+        chosen = client.get("/search", params={"id": ID, "k": "50", "where": "label = 'o''range' and price >= 4"}).json()["hits"]
+        assert sorted(hit["columns"]["price"] for hit in chosen) == [4, 5, 6, 7]
+
+        info = client.get("/info").json()
+        assert info["images"] == 32 and {each["name"]: each.get("high") for each in info["columns"]} == {
+            "label": None,
+            "price": 37,
+            "new": None,
+        }
+        assert len(client.get("/map").json()["ids"]) == 32
+        assert "/search" in client.get("/openapi.json").json()["paths"]
+        assert client.get("/healthz").json() == {"status": "ok"}
+        text = client.get("/metrics").text
+        assert 'unimetric_requests_total{path="/search",status="200"} 3.0' in text and "unimetric_index_images 32.0" in text
+
+
+def test_equal_answers_alone_and_in_batches(index: Path, live: Callable[..., str]) -> None:
+    with Index.open(index, device="cpu") as opened:
+        files = [Path(opened.image_path(each)).read_bytes() for ids, *_ in opened.store.scan() for each in ids]
+    address = live(index, wait=0.05)
+
+    def ask(data: bytes) -> dict[str, float]:
+        return {
+            hit["id"]: round(hit["score"], 4)
+            for hit in httpx.post(f"{address}/search", files={"file": data}, data={"k": "32"}, timeout=60).json()["hits"]
+        }
+
+    alone = [ask(data) for data in files[:6]]
+    with ThreadPoolExecutor(16) as threads:
+        together = list(threads.map(ask, files))
+    for one, other in zip(alone, together, strict=False):  # sums in another order differ in the last digits
+        assert one.keys() == other.keys() and all(other[key] == pytest.approx(value, abs=1e-3) for key, value in one.items())
+    sizes = httpx.get(f"{address}/metrics").text
+    assert 'unimetric_batch_size_bucket{le="1.0"} 38.0' not in sizes  # some requests shared a batch
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG file of a few bytes that declares many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pieces = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in pieces)
+
+
+def test_rejects_what_is_no_image_or_too_large(index: Path, live: Callable[..., str]) -> None:
+    with httpx.Client(base_url=live(index, upload=100_000, pixels=1_000_000)) as client:
+        cases = {
+            400: [b"", b"GIF89a", image(index)[:60], bomb(1000, 10), b"<svg/>", b"%PDF-1.4"],
+            413: [bomb(2000, 2000), bomb(60000, 60000), b"x" * 200_000],
+        }
+        for status, files in cases.items():
+            for data in files:
+                answer = client.post("/search", files={"file": data})
+                assert answer.status_code == status, (data[:20], answer.text)
+        boundary = b"--b\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
+        chunks = (piece for piece in [boundary, *[b"x" * 10_000] * 30, b"\r\n--b--\r\n"])  # sent without a length
+        assert client.post("/search", content=chunks, headers={"Content-Type": "multipart/form-data; boundary=b"}).status_code == 413
+        assert client.post("/search", content=b"{}").status_code == 415
+        for fields in ({"k": "0"}, {"k": "1e3"}, {"k": "999999999999999999999"}, {"where": "1; drop table x"}, {"where": "nope = 1"}):
+            answer = client.post("/search", files={"file": image(index)}, data=fields)
+            assert answer.status_code == 400 and answer.json()["error"], fields
+        assert client.post("/search", files={"other": image(index)}).status_code == 400
+        for name in ("../index.toml", "/etc/passwd", "%2Fetc%2Fpasswd", "..%2f..%2fetc%2fpasswd", "nope", "", "a%00b"):
+            for kind in ("images", "thumbnails"):
+                assert client.get(f"/{kind}/{name}").status_code in (400, 404), name
+        assert client.get("/search", params={"id": "/etc/passwd"}).status_code == 404
+        assert client.get("/search", params={"url": "http://127.0.0.1/"}).status_code == 422  # nothing is fetched from elsewhere
+
+
+def test_hosts_origins_and_headers(index: Path, live: Callable[..., str]) -> None:
+    with httpx.Client(base_url=live(index)) as client:
+        assert client.get("/info", headers={"Host": "evil.example"}).status_code == 403
+        assert client.get("/info", headers={"Origin": "http://evil.example"}).status_code == 403
+        answer = client.get("/")
+        assert "script-src 'self'" in answer.headers["content-security-policy"] and "access-control-allow-origin" not in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    with httpx.Client(base_url=live(index, origins=("https://shop.example",))) as client:
+        answer = client.get("/info", headers={"Origin": "https://shop.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+
+
+def test_token(index: Path, live: Callable[..., str]) -> None:
+    token = "0123456789abcdef"
+    with httpx.Client(base_url=live(index, token=token)) as client:
+        for path in ("/info", "/map", "/metrics", "/feedback.csv", "/openapi.json", path_of(ID)):
+            assert client.get(path).status_code == 401, path
+        assert client.get("/healthz").status_code == client.get("/").status_code == client.get("/page/search.js").status_code == 200
+        assert client.get("/info", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        assert client.get("/info", headers={"Authorization": "Bearer x"}).status_code == 401
+        assert client.post("/token", files={"token": (None, "wrong")}).status_code == 401
+        assert client.get("/info").status_code == 401
+        signed = client.post("/token", files={"token": (None, token)})
+        assert token not in signed.headers["set-cookie"] and "HttpOnly" in signed.headers["set-cookie"]
+        assert client.get("/info").status_code == 200
+
+
+def test_serve_rejects_open_addresses_without_token(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    cases = {"--token-file": ["--host", "0.0.0.0"], "16 printable": ["--token-file", str(tmp_path / "token")]}
+    for text, words in cases.items():
+        result = CliRunner().invoke(app, ["serve", str(index), *words])
+        assert text in str(result.exception), result.output
+    assert "not an index" in str(CliRunner().invoke(app, ["serve", str(tmp_path)]).exception)
+
+
+def test_full_queue_and_slow_clients(index: Path, live: Callable[..., str]) -> None:
+    address = live(index, queue=1)
+    data = image(index)
+    started, statuses = threading.Barrier(12), []
+
+    def ask() -> None:
+        started.wait()
+        answer = httpx.post(f"{address}/search", files={"file": data}, timeout=60)
+        statuses.append((answer.status_code, answer.headers.get("retry-after")))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (200, None) in statuses and set(statuses) <= {(200, None), (503, "1")} and (503, "1") in statuses
+
+    def drip() -> Iterator[bytes]:
+        yield b"--b\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
+        for _ in range(40):
+            time.sleep(0.2)
+            yield b"x"
+
+    address = live(index, timeout=1.0)
+    begun = time.monotonic()
+    try:
+        status = httpx.post(f"{address}/search", content=drip(), headers={"Content-Type": "multipart/form-data; boundary=b"}).status_code
+    except httpx.TransportError:
+        status = 408  # the server has closed the connection
+    assert status == 408 and time.monotonic() - begun < 6
+    assert 'unimetric_requests_total{path="/search",status="408"} 1.0' in httpx.get(f"{address}/metrics").text
+
+
+def test_batcher_isolates_errors_and_bounds_the_queue() -> None:
+    async def main() -> None:
+        gate = threading.Event()
+
+        def work(items: list[int]) -> list[int | Exception]:
+            gate.wait(10)
+            return [ValueError("odd") if item % 2 else 10 * item for item in items]
+
+        sizes: list[int] = []
+        batcher: Batcher[int, int] = Batcher(work, batch=3, wait=0.05, queue=8, observe=sizes.append)
+        batcher.start()
+
+        def ready(item: int) -> Callable[[], asyncio.Future[int]]:
+            async def prepare() -> int:
+                await asyncio.sleep(0)
+                return item
+
+            return lambda: asyncio.ensure_future(prepare())
+
+        tasks = [asyncio.create_task(batcher.answer(ready(item))) for item in range(8)]
+        await asyncio.sleep(0.2)
+        with pytest.raises(Busy):
+            await batcher.answer(ready(9))
+        tasks[6].cancel()
+        gate.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [each for each in found if isinstance(each, int)] == [0, 20, 40]
+        assert sum(isinstance(each, ValueError) for each in found) == 4
+        assert max(sizes) == 3 and batcher.open == 0
+        await batcher.stop()
+
+    asyncio.run(main())
+
+
+def test_votes_and_csv(index: Path, live: Callable[..., str]) -> None:
+    data = image(index)
+    with httpx.Client(base_url=live(index, feedback=index)) as client:
+        other = "images/class 0/a&b #1.png"
+        assert client.post("/feedback", files={"file": data}, data={"id": other, "vote": "down", "score": "0.5"}).json() == {"stored": True}
+        for vote in ("up", ""):
+            assert client.post("/feedback", files={"query": (None, ID)}, data={"id": other, "vote": vote}).status_code == 200
+        assert client.post("/feedback", files={"query": (None, other)}, data={"id": ID, "vote": "up"}).status_code == 200
+        votes = [json.loads(line) for line in (index / "feedback.jsonl").read_text().splitlines()]
+        assert [vote["vote"] for vote in votes] == ["down", "up", "", "up"]
+        assert Path(votes[0]["query"]).read_bytes() == data and Path(votes[0]["query"]).parent == index / "feedback"
+        rows = list(csv.DictReader(io.StringIO(client.get("/feedback.csv").text)))
+        assert [(row["vote"], row["label"]) for row in rows] == [("down", "o'range"), ("up", "green")]  # one was taken back
+        for fields in ({"id": "nope", "vote": "up", "query": ID}, {"id": ID, "vote": "good", "query": ID}, {"id": ID, "vote": "up"}):
+            answer = client.post("/feedback", files={key: (None, value) for key, value in fields.items()})
+            assert answer.status_code in (400, 404), fields
+        assert client.post("/feedback", files={"file": b"no image"}, data={"id": ID, "vote": "up"}).status_code == 400
+        assert len((index / "feedback.jsonl").read_text().splitlines()) == 4
+    with httpx.Client(base_url=live(index)) as client:
+        assert client.get("/feedback.csv").status_code == 404
+
+
+def test_feedback_survives_a_partial_line(tmp_path: Path) -> None:
+    feedback = Feedback(tmp_path)
+    feedback.append({"query": "a", "match": "=cmd()", "vote": "up"})
+    with open(feedback.file, "ab") as file:
+        file.write(b'{"query": "b", "ma')  # a killed process
+    feedback.append({"query": "c", "match": "d", "vote": "down"})
+    assert [vote["query"] for vote in feedback] == ["a", "c"]
+    assert "'=cmd()" in feedback.as_csv()
+
+
+def test_new_version_is_opened_without_a_failed_request(index: Path, colored: Path, live: Callable[..., str], tmp_path: Path) -> None:
+    address = live(index)
+    before = httpx.get(f"{address}/info").json()["version"]
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        data = image(index)
+        with httpx.Client(base_url=address, timeout=60) as client:
+            while not stop.is_set():
+                statuses.append(client.post("/search", files={"file": data}).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    rows = (colored / "images.csv").read_text().splitlines()
+    (colored / "fewer.csv").write_text("\n".join(rows[:-4]))
+    with Index.open(index, device="cpu") as opened:
+        opened.update(colored / "fewer.csv", workers=0)
+    end = time.monotonic() + 60
+    while (info := httpx.get(f"{address}/info").json())["version"] == before and time.monotonic() < end:
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert info["images"] == 28 and info["version"] != before
+    assert set(statuses) == {200}
+    assert "unimetric_reloads_total 1.0" in httpx.get(f"{address}/metrics").text
+
+
+def start_process(index: Path) -> tuple[subprocess.Popen[str], str]:
+    words = [sys.executable, "-m", "unimetric.cli", "serve", str(index), "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip().rstrip("/")
+
+
+def test_process_loses_no_vote_when_killed_and_finishes_when_stopped(index: Path) -> None:
+    process, address = start_process(index)
+    stored: list[str] = []
+
+    def vote(number: int) -> None:
+        for each in range(1000):
+            score = f"{number + 1}.{each:04d}1"
+            fields = {"id": ID, "vote": "up", "query": ID, "score": score}
+            try:
+                answer = httpx.post(f"{address}/feedback", files={key: (None, value) for key, value in fields.items()})
+            except httpx.TransportError:
+                return
+            if answer.status_code == 200:
+                stored.append(score)
+
+    threads = [threading.Thread(target=vote, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(stored) < 20:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    for thread in threads:
+        thread.join()
+    found = {str(json.loads(line)["score"]) for line in (index / "feedback.jsonl").read_text().splitlines() if line.endswith("}")}
+    assert set(stored) <= found and len(stored) >= 20
+
+    process, address = start_process(index)
+    body = httpx.Request("POST", address, files={"file": image(index)})
+    content = body.read()
+
+    def slowly() -> Iterator[bytes]:
+        yield content[:100]
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.7)
+        yield content[100:]
+
+    answer = httpx.post(f"{address}/search", content=slowly(), headers={"Content-Type": body.headers["content-type"]}, timeout=60)
+    assert answer.status_code == 200 and answer.json()["hits"][0]["id"] == ID
+    process.wait(60)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/healthz")
+
+
+def fuzzed(rng: random.Random, good: list[bytes]) -> bytes:
+    """A damaged, disguised or huge upload."""
+    data = bytearray(rng.choice(good))
+    kind = rng.randrange(8)
+    if kind == 0:
+        return bytes(data[: rng.randrange(len(data))])
+    if kind == 1:
+        for _ in range(rng.randrange(1, 30)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        return bytes(data)
+    if kind == 2:
+        return bomb(rng.choice([1, 3000, 5000, 65535]), rng.choice([1, 4000, 5000, 65535]))
+    if kind == 3:
+        return bytes(data) + b"<script>alert(1)</script>PK\x03\x04"
+    if kind == 4:
+        return rng.randbytes(rng.randrange(2000))
+    if kind == 5:
+        return rng.choice(
+            [b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"MZ", b"\x7fELF"]
+        ) + bytes(data)
+    if kind == 6:
+        return bytes(data[: len(data) // 2]) + bytes(rng.choice(good))
+    return bytes(data)
+
+
+def test_fuzzed_uploads_never_fail_the_server(index: Path, live: Callable[..., str]) -> None:
+    rng, good = random.Random(0), [image(index)]
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3)).astype(np.uint8)
+    for kind in ("JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM"):
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, kind)
+        good.append(out.getvalue())
+    address = live(index)
+    process = psutil.Process()
+    with httpx.Client(base_url=address, timeout=60) as client:
+        assert client.post("/search", files={"file": good[0]}).status_code == 200
+        before, seen, slowest = process.memory_info().rss, [], 0.0
+        for _ in range(UPLOADS):
+            data, begun = fuzzed(rng, good), time.monotonic()
+            if rng.random() < 0.2:  # chunked, some with a wrong frame
+                body = b"--b\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n" + data + rng.choice([b"\r\n--b--\r\n", b""])
+                pieces = iter([body[:50], body[50:]])
+                answer = client.post("/search", content=pieces, headers={"Content-Type": "multipart/form-data; boundary=b"})
+            else:
+                answer = client.post("/search", files={"file": (rng.choice(["a.jpg", "../../x", "\u2603.png"]), data)})
+            slowest = max(slowest, time.monotonic() - begun)
+            seen.append(answer.status_code)
+        assert client.get("/healthz").status_code == 200
+    grown = (process.memory_info().rss - before) / 2**20
+    print(f"{UPLOADS} uploads: { ({each: seen.count(each) for each in set(seen)}) }, slowest {slowest:.2f} s, memory +{grown:.0f} MiB")
+    assert set(seen) <= {200, 400, 413} and 200 in seen and 400 in seen
+    assert grown < 256
