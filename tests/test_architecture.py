@@ -30,7 +30,7 @@ def test_nothing_has_a_name_that_says_nothing() -> None:
 
 def test_timm_and_transformers_are_imported_in_backbones_only() -> None:
     for path in FILES:
-        if path.parent.name not in ("backbones", "adapters"):
+        if path.parent.name not in ("backbones", "adapters") and path.name != "hub.py":  # which writes folders that timm opens
             assert not imports(path) & {"timm", "transformers"}, path
 
 

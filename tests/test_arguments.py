@@ -17,6 +17,7 @@ from unimetric.config import load
 from unimetric.errors import UnimetricError
 from unimetric.geometry.space import Space
 from unimetric.images.table import Table
+from unimetric.kinds import Audited
 from unimetric.spec import OFFERED, bind, create, find, kinds, names, signature
 
 
@@ -76,7 +77,7 @@ def test_values_outside_their_range_are_rejected(kind: str, name: str, key: str)
     part = find(kind, name)
     allowed = keywords(part)[key]
     values = list(outside(allowed))
-    assert values or key == "labels", f"{kind}/{name}.py: declare what `{key}` may be"
+    assert values or key in ("labels", "class_names"), f"{kind}/{name}.py: declare what `{key}` may be"
     for value in values:
         text = f"{name}({key}={text_of_value(value)})"
         with pytest.raises(UnimetricError, match=f"^`{key}` must be ") as caught:
@@ -101,7 +102,10 @@ TABLE = Table(
     paths=tuple(f"{row}.png" for row in range(24)), labels=LABELS, class_names=tuple("abcdef"), train=LABELS < 3, source_names=("toy",)
 )
 RUN = {"num_classes": 4, "dim": 8, "branches": (8,), "features": 8, "labels": LABELS, "batch_size": 4}
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+SPACE = Space(np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32), LABELS)
 INPUTS: dict[str, Any] = {
+    "audits": lambda: {"gallery": Audited(SPACE, TABLE.paths, LABELS.tolist(), {}, lambda id_: IMAGE)},
     "splits": lambda: {"table": TABLE},
     "metrics": lambda: {"space": Space(torch.randn(24, 4), torch.from_numpy(LABELS))},
     "schedules": lambda: {"progress": 1.5, "epochs": 10},

@@ -103,6 +103,8 @@ def test_source_and_import_agree_on_every_component(kind: str) -> None:
 def test_source_and_import_agree_on_attributes(kind: str, member: str) -> None:
     for name in names(kind):
         live = getattr(find(kind, name), member)
+        if isinstance(live, property):  # of an objective around another one, whose value it has
+            continue
         shown = tuple(getattr(each, "__name__", each) for each in live) if isinstance(live, tuple) else getattr(live, "__name__", live)
         assert read_declaration(kind, name).members.get(member, "higher") == shown, name
 

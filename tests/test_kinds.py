@@ -137,6 +137,24 @@ def test_an_embedded_sampler_delegates_to_its_bank():
     ]
 
 
+def test_a_store_must_define_reading_and_writing_but_not_finishing():
+    store = kinds.Store()
+    assert dict(store.report) == {} and store.finish() is None and store.close() is None
+    calls = [
+        lambda: store.columns,
+        lambda: store.write([], np.zeros((0, 2)), {}),
+        lambda: store.delete([]),
+        lambda: store.search(np.zeros((1, 2)), 1),
+        lambda: store.fetch([]),
+        lambda: store.vectors([]),
+        lambda: store.scan(),
+        lambda: len(store),
+    ]
+    for call in calls:
+        with pytest.raises(NotImplementedError):
+            call()
+
+
 def test_defaults_of_a_backbone_and_a_head():
     backbone = kinds.Backbone()
     assert backbone.merged() is backbone
@@ -222,10 +240,10 @@ class Network(nn.Module):
         return self.stages(images).flatten(2).mT
 
 
-def test_components_of_this_package_are_returned_unchanged():
+def test_components_of_this_package_are_returned_unchanged(tmp_path):
     for kind in CLASSES:
         name = {"backbones": "small", "samplers": "shuffle", "heads": "linear", "objectives": "plain"}.get(kind, names(kind)[0])
-        component = create(kind, name, **OFFERED)
+        component = create(kind, name, **OFFERED, **({"path": str(tmp_path)} if kind == "stores" else {}))
         before = dict(vars(component))
         assert completed(kind, component) is component and vars(component).keys() == before.keys()
 

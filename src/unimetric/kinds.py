@@ -417,7 +417,7 @@ class Store(Component):
 
 
 class Format(Component):
-    """File or folder with a whole model: uint8 images (B, H, W, 3) -> embeddings (B, D) in float32.
+    """File or folder with a whole model: uint8 images (B, H, W, 3) -> (B, D) in float32.
 
     `model` is a module with that input and output (`runs.exported.Exportable`), in evaluation mode on the
     CPU. Its attribute `model` has the backbone and the head; `recipe`, `mean` and `std` describe the crop.

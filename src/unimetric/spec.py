@@ -60,7 +60,7 @@ OFFERED: dict[str, Any] = {
 }
 
 #: Arguments that are provided to one component type only: an index provides its folder to a store, a run its class names to a sampler.
-_OFFERED_TO = {"samplers": {"class_names": ()}, "stores": {"path": ""}}
+_OFFERED_TO: dict[str, dict[str, Any]] = {"samplers": {"class_names": ()}, "stores": {"path": ""}}
 
 
 #: Arguments that are spec strings, or lists of them, and the folder of their component type.

@@ -296,14 +296,14 @@ class Adapted(Backbone):
         has_position = network.cls_token is not None and network.pos_embed is not None and not network.no_embed_class
         position = network.pos_embed[:, :1] if has_position else None
         x, flat, rope = embed_patches(network, images)
-        mixed = rope is not None and vars(network).get("rope_mixed", False)  # one rotary embedding per block
+        mixed = vars(network).get("rope_mixed", False)  # one rotary embedding per block
         for number, block in enumerate(network.blocks):
             tokens = None if self.prompt is None else self.prompt(flat, number)
             if tokens is not None:
                 tokens = tokens + position if self.prompt.placed and position is not None else tokens
                 x = torch.cat([x[:, :prefix], tokens.to(x.dtype), x[:, prefix + count :]], 1)
                 count = tokens.shape[1]
-            turned = extend_rope(rope[number] if mixed else rope, count)
+            turned = extend_rope(rope[number] if mixed and rope is not None else rope, count)
             x = run_block(block, x, _nth(self.attention, number), _nth(self.mlp, number), scaled=self.scaled, rope=turned)
         if count:
             x = torch.cat([x[:, :prefix], x[:, prefix + count :]], 1)

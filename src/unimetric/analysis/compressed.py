@@ -16,7 +16,7 @@ PRECISIONS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
 
 
 def check_compression(dims: Sequence[int], precisions: Sequence[str]) -> None:
-    """Raise an error for an unknown precision or a dimension below 1, before any image is embedded."""
+    """Reject an unknown precision or a dimension below 1 before any image is embedded."""
     for name in precisions:
         if name not in PRECISIONS:
             raise UnimetricError(f"unknown precision `{name}`", closest(name, PRECISIONS))

@@ -13,7 +13,7 @@ from dataclasses import fields
 from unimetric.arguments import describe_values
 from unimetric.config import NO_RESULT, PARTS, RunConfig, setting_types
 from unimetric.declarations import Declaration
-from unimetric.spec import OFFERED, declaration, kinds, names
+from unimetric.spec import declaration, kinds, names, offered_to
 
 _MORE = {"losses": ("family", "miner", "classes"), "miners": ("gives",)}
 
@@ -95,7 +95,10 @@ def arguments(declared: Declaration) -> list[tuple[str, str, str, str]]:
     for key, parameter in declared.configured.items():
         default = repr(parameter.default)
         if parameter.default is parameter.empty:
-            default = "from the run" if key in OFFERED else "required"
+            kind = declared.module.rpartition(".")[0].rpartition(".")[2]
+            default = "required"
+            if key in offered_to(kind):
+                default = "from the index" if kind == "stores" else "from the run"
         rows.append((key, describe_values(parameter.annotation), default, meanings.get(key, "")))
     return rows
 

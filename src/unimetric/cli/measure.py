@@ -92,7 +92,10 @@ def evaluate(
     classes: list[dict[str, Any]] = []
     options: dict[str, Any] = {"metrics": texts, "rerank": rerank, "level": level, "per_class": classes.extend if per_class else None}
     options["group_rule"] = group_rule
-    smaller = {"dims": _numbers_in(dims, "--dims", int), "precisions": [word.strip() for word in precisions.split(",") if word.strip()]}
+    smaller: dict[str, Any] = {
+        "dims": _numbers_in(dims, "--dims", int),
+        "precisions": [word.strip() for word in precisions.split(",") if word.strip()],
+    }
     with Display() as display:
 
         def progress(done: int, total: int) -> None:

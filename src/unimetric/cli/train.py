@@ -68,6 +68,7 @@ def train(
     - `unimetric train dataset=cub200 "metrics=recall(k=1); map_at_r"`
     """
     from unimetric.training.loop import train as run
+    from unimetric.training.scores import format_gain
 
     run_config = _load(config, settings, quiet=quiet)
     folder = out or Path("runs") / run_config.run_id
@@ -77,6 +78,8 @@ def train(
         print(f"  {name}: best epoch {line['epoch']}: {_numbers(line)}")
     if best.get("raw"):
         print(f"raw backbone: {_numbers(best['raw'])}")
+    for name, gain in best.get("gain", {}).items():
+        print(f"gain over the untrained network on {name}: {format_gain(gain)}")
     print(f"see {folder}; compute more metrics with: unimetric evaluate {folder}")
     if best.get("warning"):
         print(f"warning: {best['warning']}")

@@ -1,4 +1,4 @@
-"""One file per format of an exported model: `format.write(model, path, ...)` and `format.read(path)`.
+"""One file per format of an exported model: `format.write(...)`, `format.read(path)`.
 
 A format contains everything from the pixels to the embedding, or what another library needs for that. The
 interface is `kinds.Format`.

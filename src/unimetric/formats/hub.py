@@ -135,7 +135,8 @@ def _compare(model: Any, config: dict[str, Any], tensors: dict[str, torch.Tensor
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise UnimetricError(f"timm cannot open the network: {reason}", _HINT) from None
     with torch.inference_mode():
-        if not torch.equal(opened.to(memory_format=torch.channels_last)(images), model.model(images)[0]):
+        opened = opened.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no overload for it
+        if not torch.equal(opened(images), model.model(images)[0]):
             raise UnimetricError("the network in timm has another output than the model of the run", _HINT)
 
 
@@ -176,7 +177,7 @@ def write_card(notes: dict[str, Any], weights: Any) -> str:
 
 
 def _license(backbone: str, weights: Any) -> tuple[str, str]:
-    """Return the license of the weights that a run started from: its identifier, and a sentence."""
+    """Return the license of the starting weights: its identifier, and a sentence."""
     name = ".".join(filter(None, [weights.get("architecture"), weights.get("tag")]))
     listed = weights.get("license")
     if "pretrained=True" in backbone:
@@ -204,7 +205,7 @@ def _results(notes: dict[str, Any]) -> str:
 
 
 def _shift(curve: dict[str, Any]) -> str:
-    """Return a table of the results on splits of growing distance between training and test classes."""
+    """Return a table of the results on splits of growing distance."""
     if not curve:
         return "Not measured. Expect lower values on images that differ more from the training images than the test images do."
     names = list(curve["scores"])

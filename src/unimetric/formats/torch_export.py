@@ -1,4 +1,4 @@
-"""torch.export: one file from pixels to embeddings, for AOTInductor and other programs with torch."""
+"""torch.export: one file from pixels to embeddings, for AOTInductor and torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TorchExport(Format):
         program = trace(model)
         notes = notes | check(_runner(program))
         with atomic(path) as temporary, quiet(), open(temporary, "wb") as file:
-            torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})  # type: ignore[arg-type]
+            torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
 
     def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
         # torch.export.load unpickles tensors and example inputs, so that a file from somebody else could run code.

@@ -86,7 +86,7 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
 
 
 def totals_by_class(value: Average) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
-    """Return the sum of the terms of a mean over queries and their number, by class, in float64."""
+    """Return the sums of the terms of a mean over queries, and their numbers, by class."""
     each, classes = value.each.cpu(), value.classes.cpu().unique(return_inverse=True)[1]
     count = torch.bincount(classes).to(torch.float64)
     return torch.zeros_like(count).index_add_(0, classes, each.to(torch.float64)), count

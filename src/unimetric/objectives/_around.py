@@ -1,4 +1,4 @@
-"""Base of objectives around another one: every member that they do not change is that of the inner one."""
+"""Base of objectives around another one, whose members they have unless they change them."""
 
 from __future__ import annotations
 

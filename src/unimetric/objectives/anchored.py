@@ -1,4 +1,4 @@
-"""Fine-tuning that stays near its start: in the weights, and in the similarities of the images."""
+"""Fine-tuning that stays near its start: in the weights, and in the similarities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unimetric.objectives._around import Around
 
 
 class Anchored(Around):
-    """Any objective, and the distance to the starting weights and to the starting similarities.
+    """Any objective, and the distances to the starting weights and similarities.
 
         L = objective + weights / 2 sum_w (w - w0)^2 + similarities / B^2 sum_ij (S_ij - S0_ij)^2
 

@@ -76,7 +76,7 @@ class Cached(Around):
         self.chunk = chunk
 
     def forward_pass(self, model: Any, images: Float[Tensor, "B 3 H W"]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return the outputs of all chunks as leaves of the graph, which receive the gradient of the loss."""
+        """Return the outputs of all chunks as leaves, which receive the gradient of the loss."""
         self._first = _Pass(model, images, self.chunk)
         with torch.no_grad():
             outputs = list(self._outputs(self._first))
@@ -90,6 +90,7 @@ class Cached(Around):
         # In float16, `backward` scales the loss. The gradient of an added zero is that scale, which must not be applied twice.
         probe = torch.zeros_like(loss, requires_grad=True)
         backward(loss + probe)
+        assert probe.grad is not None
         slopes = [None if leaf.grad is None else leaf.grad.div_(probe.grad).split(self.chunk) for leaf in self._leaves]
         with self._first.repeated():
             for number, outputs in enumerate(self._outputs(self._first)):
@@ -100,7 +101,7 @@ class Cached(Around):
         del self._first, self._leaves
 
     def _outputs(self, work: _Pass) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the outputs of each chunk, in at least float32: embeddings, tokens, and branches if there are several."""
+        """Yield the outputs of each chunk in at least float32; branches if there are several."""
         for chunk in work.chunks:
             embeddings, tokens, branches = work.model(chunk)
             kept = tokens if "tokens" in self.reads else tokens[:, :0].detach()
@@ -118,7 +119,7 @@ class _Pass:
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
-        """Within it, the model draws the numbers of the first pass and updates its buffers as in that pass."""
+        """Draw the numbers of the first pass, and update the buffers as in that pass."""
         kind = self.chunks[0].device.type
         with torch.random.fork_rng(self.devices, device_type="cuda" if kind == "cpu" else kind):
             torch.set_rng_state(self.random)

@@ -234,7 +234,7 @@ def _log_line(text: str) -> dict[str, Any]:
 
 
 def _gains(gains: Any) -> dict[str, dict[str, Any]]:
-    """Return the gains of a run over its untrained network, by dataset, after checking their numbers."""
+    """Return the gains of a run over its untrained network by dataset, after checking them."""
     if not isinstance(gains, dict) or not all(isinstance(gain, dict) and isinstance(gain.get("metric"), str) for gain in gains.values()):
         raise _Invalid("`gain` is not an object of gains")
     for name, gain in gains.items():

@@ -15,7 +15,7 @@ from unimetric.samplers.samples_per_class import SamplesPerClass
 
 
 class BySource(Sampler):
-    """SPC-n within sources: each batch from one dataset or category, or from all in given proportions.
+    """SPC-n within sources: each batch from one dataset or category, or from all by weight.
 
         a source has the weight  1  (`equal`),  rows  (`proportional`)  or  rows^power  (`power`)
         over an epoch, batches (or groups of a batch, if mixed) are in proportion to the weights

@@ -225,7 +225,8 @@ class Lance(Store):
 
     def _rows(self, ids: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
         """Return some columns of the points with these ids, in this order."""
-        ids, found = check_ids(ids), {}
+        ids = check_ids(ids)
+        found: dict[str, dict[str, Any]] = {}
         with self._errors():
             for top in range(0, len(ids), _IDS):
                 for batch in self._read(["_id", *names], _among(ids[top : top + _IDS])):
@@ -271,7 +272,7 @@ class Lance(Store):
         from lancedb.index import BTree, IvfRq, IvfSq
 
         # RaBitQ packs eight dimensions into bytes. Other dimensions are quantized one by one.
-        kind = IvfRq(distance_type="l2", num_partitions=_partitions(rows), num_bits=_BITS)
+        kind: IvfRq | IvfSq = IvfRq(distance_type="l2", num_partitions=_partitions(rows), num_bits=_BITS)
         if self.dim % 8:
             kind = IvfSq(distance_type="l2", num_partitions=_partitions(rows))
         self._table.create_index("_vector", config=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -98,14 +99,14 @@ class Pgvector(Store):
         if connection is not None and not connection.closed and not connection.broken:
             return connection
         connection = psycopg.connect(self._url, autocommit=True, connect_timeout=10, application_name="unimetric")
-        found = connection.execute("SELECT to_regtype('vector')::oid").fetchone()
-        if found[0] is None:
+        number = _value(connection.execute("SELECT to_regtype('vector')::oid"))
+        if number is None:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            found = connection.execute("SELECT to_regtype('vector')::oid").fetchone()
+            number = _value(connection.execute("SELECT to_regtype('vector')::oid"))
 
         class Vectors(Dumper):
             format = Format.BINARY
-            oid = found[0]
+            oid = number
 
             def dump(self, obj: Any) -> bytes:
                 return struct.pack(">HH", len(obj), 0) + obj.astype(">f4").tobytes()
@@ -113,19 +114,19 @@ class Pgvector(Store):
         connection.adapters.register_dumper(np.ndarray, Vectors)
         # Whether the index pays depends on the values of a filter, so each query has its own plan.
         connection.execute("SET plan_cache_mode = force_custom_plan")
-        self._vector_type, self._open_connection = found[0], connection
+        self._vector_type, self._open_connection = number, connection
         return connection
 
     def _open(self) -> None:
         """Connect, and create the table or check whose it is."""
         connection = self._connect()
-        version = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()[0]
+        version = _value(connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
         if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (0, 8):
             raise UnimetricError(f"{self._place}: needs pgvector 0.8 or newer, got {version}", "run `ALTER EXTENSION vector UPDATE`")
         name = quote_name(self.table)
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [20_180_401])  # two processes may create it
-            exists = connection.execute("SELECT to_regclass(%s)", [name]).fetchone()[0]
+            exists = _value(connection.execute("SELECT to_regclass(%s)", [name]))
             if exists is None:
                 columns = f'_id text COLLATE "C" PRIMARY KEY, _vector vector({self.dim}) NOT NULL'
                 connection.execute(f"CREATE TABLE {name} ({columns})")
@@ -195,7 +196,7 @@ class Pgvector(Store):
 
     def __len__(self) -> int:
         with self._errors():
-            return int(self._connect().execute(f"SELECT count(*) FROM {quote_name(self.table)}").fetchone()[0])
+            return int(_value(self._connect().execute(f"SELECT count(*) FROM {quote_name(self.table)}")))
 
     # --- Writing ------------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class Pgvector(Store):
         counts = []
         for condition, bound in ((f"WHERE {text}", values), ("", [])):
             query = f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {quote_name(self.table)} {condition}"
-            counts.append(self._connect().execute(query, bound).fetchone()[0][0]["Plan"]["Plan Rows"])
+            counts.append(_value(self._connect().execute(query, bound))[0]["Plan"]["Plan Rows"])
         return min(1.0, max(1, counts[0]) / max(1, counts[1]))
 
     def _search_index(
@@ -305,7 +306,7 @@ class Pgvector(Store):
         """Yield the vectors of the points that pass a filter, and functions that return their ids."""
         for rows in self._pages([], where, _BLOCK):
             names = [row[0] for row in rows]
-            yield _matrix([row[1] for row in rows], self.dim), lambda chosen, names=names: [names[each] for each in chosen]
+            yield _matrix([row[1] for row in rows], self.dim), functools.partial(_chosen, names)
 
     def _pages(self, columns: Sequence[str], where: Where | None, batch: int) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the points by id, some at a time. Each page is a query without a lock."""
@@ -369,7 +370,7 @@ class Pgvector(Store):
     def _changes(self) -> str:
         """Return a number that grows with every committed write of the table."""
         query = f"SELECT coalesce(max(xmin::text::bigint), 0) || ':' || count(*) FROM {quote_name(self.table)}"
-        return str(self._connect().execute(query).fetchone()[0])
+        return str(_value(self._connect().execute(query)))
 
     def _with(self, size: int) -> Search:
         """Return the search with a size of the candidate list."""
@@ -411,6 +412,17 @@ class Pgvector(Store):
 
 _OTHER = {"vector": "halfvec", "halfvec": "vector"}
 _BINARY = {str: "text", int: "int8", float: "float8", bool: "bool"}
+
+
+def _value(cursor: Any) -> Any:
+    """Return the first value of the first row of a result, or None without rows."""
+    row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def _chosen(names: Sequence[str], places: Sequence[int]) -> list[str]:
+    """Return the names at some places."""
+    return [names[each] for each in places]
 
 
 def _matrix(values: Sequence[bytes], dim: int) -> Float[np.ndarray, "N D"]:

@@ -51,7 +51,7 @@ _BUCKET = 2**24
 
 
 def averages_gradients(fabric: Fabric) -> bool:
-    """Return whether `average_gradients` averages, instead of the strategy itself or a single rank."""
+    """Return whether `average_gradients` averages, instead of the strategy or a single rank."""
     return fabric.world_size > 1 and isinstance(fabric.strategy, DDPStrategy)
 
 

@@ -1,4 +1,4 @@
-"""Gain of training over the untrained network, on the test classes of the run and on other datasets."""
+"""Gain over the untrained network, on the test classes and on other datasets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def score_watched(state: TrainingState, *, raw: bool) -> dict[str, dict[str, Any
 
 
 def log_watched(state: TrainingState) -> dict[str, dict[str, Any]]:
-    """Score and print the raw backbone on each of the other datasets. Call this before the first step.
+    """Score and print the raw backbone on the other datasets, before the first step.
 
     Args:
         state: State of the run.

@@ -90,7 +90,7 @@ class Progress:
         return self.best["line"] | {key: value for key, value in more.items() if value}
 
     def warning(self, state: TrainingState, gains: dict[str, dict[str, Any]]) -> str:
-        """Return a sentence if training did not help, or made the network worse on other datasets, else "".
+        """Return a sentence if training did not help, or hurt on other datasets, else "".
 
         It did not help if the best epoch is not better than the raw backbone, or is the untrained model.
 

@@ -32,7 +32,7 @@ def score_of(space: Space, metric: str) -> Score:
 
 
 def compare_scores(before: Score, after: Score, metric: str) -> dict[str, Any]:
-    """Return the gain of one score over another, in the direction in which the metric is better.
+    """Return the gain of one score over another; positive if the second one is better.
 
     Args:
         before: Score of the untrained network.
