@@ -99,7 +99,7 @@ def test_onnx_file_is_evaluated_like_the_run(letters_run: Path, letters: Path, t
     said: list[str] = []
     found = evaluate(out, dataset=own.dataset, note=said.append, dims=[4])
     expected = evaluate(letters_run, dims=[4])
-    assert found == pytest.approx(expected, abs=1e-4) and "threshold 0.5000" in said[0]
+    assert found == pytest.approx(expected, abs=1e-3) and "threshold 0.5000" in said[0]
     with pytest.raises(UnimetricError, match=r"letters\.pack"):
         evaluate(out)
     with pytest.raises(UnimetricError, match="contains its `head`"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unimetric.config import from_settings
 from unimetric.errors import UnimetricError
 from unimetric.studies.grid import check_runs, expand, read_grid
 from unimetric.studies.ranges import is_grid, read_any
@@ -63,6 +64,13 @@ def test_expand_lists_duplicate_runs_once() -> None:
         {"setting": "a", "batch_size": "112"},
         {"setting": "b", "epochs": "20"},
     ]
+
+
+def test_config_of_a_run_is_a_grid_of_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for others in ((), ("glyphs", "glyphs(size=24)")):
+        path.write_text(from_settings({"watch_datasets": others}, "here").dump())
+        assert [run.config.watch_datasets for run in read_grid(path)] == [others]
 
 
 @pytest.mark.parametrize(

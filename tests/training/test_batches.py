@@ -65,12 +65,12 @@ def test_state_builds_each_component_once(config: RunConfig, monkeypatch: pytest
 
 
 def test_progress_keeps_the_first_best_epoch(config: RunConfig) -> None:
-    state = SimpleNamespace(config=config, chosen_on="test")
+    state = SimpleNamespace(config=config, chosen_on="test", test_score={})
     progress = Progress()
     scores = [0.5, float("nan"), 0.5, 0.7]
     lines = [{"epoch": epoch, "test/recall(k=1)": score, "test a/recall(k=1)": -score} for epoch, score in enumerate(scores)]
     assert [progress.record(line, state) for line in lines] == [True, False, False, True]  # type: ignore[arg-type]
-    result = progress.result(state)  # type: ignore[arg-type]
+    result = progress.result(state, {})  # type: ignore[arg-type]
     assert (result["epoch"], result["chosen_on"], result["variants"]["a"]["epoch"]) == (3, "test", 0)
     assert Progress(**progress.notes()) == progress
 

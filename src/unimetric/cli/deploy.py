@@ -22,7 +22,7 @@ def export(
     shift: Annotated[Path | None, typer.Option(help="JSON file of `unimetric shift`, for the model card of `--to hub`.")] = None,
     push: Annotated[str, typer.Option(help="Repository of the Hugging Face hub, `owner/name`, for `--to hub`.")] = "",
 ) -> None:
-    """Write a run to one folder or file, with all weights, for Unimetric or other programs.
+    """Write a run to one folder or file, for Unimetric or other programs.
 
     LoRA is multiplied into the frozen weights.
 

@@ -32,7 +32,7 @@ def index(
         int | None, typer.Option(help="Processes that read images (default: one per core, at most 16).", min=0, show_default=False)
     ] = None,
 ) -> None:
-    """Embed all images of a folder or a csv file, and store them in a searchable index.
+    """Embed images of a folder or a csv file, and store them in an index.
 
     The same command resumes an interrupted build, and later reads only new, changed and deleted images.
 

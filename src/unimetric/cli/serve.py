@@ -122,7 +122,7 @@ def audit(
     label: Annotated[str, typer.Option(help="Column of the classes.")] = "label",
     most: Annotated[int, typer.Option(help="Findings per audit on the page; the csv files have all.", min=1)] = 40,
 ) -> None:
-    """Find duplicates, suspicious labels, hard classes, clusters and outliers of an index.
+    """Find duplicates, wrong labels, hard classes, clusters and outliers.
 
     Examples:
 

@@ -90,6 +90,9 @@ def _count(value: Any) -> int:
     return math.prod(sum(_count(item) for item in each) for key, each in value.items() if is_axis(key, each))
 
 
+#: Settings whose own values are lists.
+_LISTS = ("metrics", "watch_datasets")
+
 #: Settings that are checked together.
 _TOGETHER = (("metrics", "chosen_by"), ("precision", "clip_norm", "clip_value"))
 
@@ -115,8 +118,12 @@ def _points(settings: dict[str, Any], place: str) -> Iterator[tuple[dict[str, An
 
 
 def is_axis(key: str, value: Any) -> bool:
-    """Return whether a setting of a grid is a list of values to combine."""
-    if key == "metrics":
+    """Return whether a setting of a grid is a list of values to combine.
+
+    >>> is_axis("seed", [0, 1]), is_axis("metrics", ["recall(k=1)"]), is_axis("metrics", [["recall(k=1)"], ["nmi"]])
+    (True, False, True)
+    """
+    if key in _LISTS:
         return isinstance(value, list) and any(isinstance(item, list) for item in value)
     return isinstance(value, list)
 
