@@ -107,16 +107,17 @@ def check(
     - `unimetric check --build --data cub200_margin seed=3`
     - `unimetric check dataset=cub200 "loss=margin(beta=0.6)"`
     """
-    from unimetric.config import load
+    from unimetric.config import RunConfig, load
     from unimetric.studies.grid import Run, check_runs
     from unimetric.studies.ranges import is_grid, read_any
 
     files: list[str | None] = [word for word in words if not _is_setting(word)]
     overrides = read_overrides([word for word in words if _is_setting(word)], check, axes=bool(files))
+    seen: set[RunConfig] = set()
     for path in files or [None]:
         several = path is not None and is_grid(path)
         runs = read_any(path, **overrides) if path is not None and several else [Run(load(path, **overrides), {})]
-        check_runs(runs, path or "settings", build=build and several)
+        check_runs(runs, path or "settings", build=build and several, seen=seen)
         if build and not several:
             from unimetric.training.build import check_fit
 
