@@ -10,7 +10,10 @@ QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tes
          tests/test_files.py tests/test_architecture.py --deselect tests/geometry/test_rerank.py \
          --deselect tests/geometry/test_space.py::test_hits_that_do_not_fit_are_searched_again_and_agree
 
-.PHONY: demo quick test check wheel bench docs results browser clean
+# Benchmarks that need no index, run or images.
+BENCHMARKS := losses objectives samplers evaluation step crt shift universal stores indexing export
+
+.PHONY: demo quick test check style types configs wheel bench docs results browser clean
 
 demo: $(VENV)/base            ## train on characters, test on characters that were not trained on
 	$(BIN)/unimetric demo
@@ -21,21 +24,27 @@ quick: $(VENV)/ready          ## the tests to run between edits
 test: $(VENV)/ready           ## every test; real images too if UNIMETRIC_DATA is set
 	$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/ready          ## style, types, imports, every config and the papers' protocols
+check: style types configs    ## style, types, imports, every config and the papers' protocols; `make -j2 check` is faster
+
+style: $(VENV)/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m unimetric.cli.stubs --check
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+configs: $(VENV)/ready
 	$(BIN)/unimetric check --build src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
 	$(BIN)/python -m unimetric.studies.protocols
 	$(BIN)/python -m unimetric.studies.coverage --check
-	$(BIN)/python -m unimetric.cli.stubs --check
 
 wheel: $(VENV)/ready          ## build a wheel, install it into another environment, and run the tour there
 	.ci/wheel
 
 bench: $(VENV)/ready          ## compare speed with other libraries; prints ratios
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(VENV)/ready           ## write the generated pages, and build the site into site/
 	$(BIN)/python -m unimetric.cli.stubs

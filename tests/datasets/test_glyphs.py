@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +17,14 @@ BLOCKS = ("latin", "greek", "cyrillic", "armenian", "georgian", "arrows", "opera
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("UNIMETRIC_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def table(folder: Path) -> Table:
+def table() -> Table:
+    """All drawings, from the cache that the tests share."""
     return glyphs()
 
 
 @pytest.fixture(scope="module")
-def pack(folder: Path, table: Table) -> Pack:
-    return Pack.open(next(folder.iterdir()))
+def pack(table: Table) -> Pack:
+    return Pack.open(table.paths[0].partition("::")[0])
 
 
 def test_is_large_enough_and_uneven(table: Table, pack: Pack) -> None:
@@ -94,7 +86,7 @@ def test_no_two_pictures_are_the_same(pack: Pack) -> None:
     assert len({picture.tobytes() for picture in pictures}) == len(pack)
 
 
-def test_broken_cache_is_drawn_anew_with_the_same_bytes(folder: Path, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cache_is_drawn_anew_with_the_same_bytes(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(pack.path)
     whole = file.read_bytes()
     copy = tmp_path / file.name

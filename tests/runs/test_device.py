@@ -1,8 +1,11 @@
+import sys
+
 import numpy as np
+import pytest
 import torch
 
 from unimetric.config import RunConfig, load
-from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.runs.device import evaluation_batch, keep_freed_memory, open_fabric, resource
 from unimetric.runs.embed import embed_all
 from unimetric.runs.model import build_model
 from unimetric.spec import create
@@ -42,3 +45,16 @@ def test_convolutions_are_channels_last_on_a_cpu():
     weights = [parameter for parameter in model.backbone.parameters() if parameter.dim() == 4]
     assert weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     torch.testing.assert_close(model.backbone.eval()(images), plain.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an option of the C library of GNU")
+def test_memory_of_large_tensors_is_kept() -> None:
+    def count_faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            torch.ones(2**24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    count_faults()
+    assert count_faults() < 10 * 2**26 / resource.getpagesize() / 4

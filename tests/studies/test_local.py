@@ -84,7 +84,7 @@ def test_a_cluster_gives_the_same_results_and_may_lose_a_worker(grid: Path, tmp_
 
     runs = read_grid(grid, seed=0, epochs=6)[:2]  # long enough for the killer to find a worker on a busy machine
     here = study(runs, tmp_path / "here", pictures=False, quiet=True)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     killed: list[int] = []
     out = tmp_path / "there"
 

@@ -190,7 +190,14 @@ def test_ctrl_c_saves_every_run(grid: Path, tmp_path: Path) -> None:
     grid.write_text(grid.read_text().replace("epochs = 1", "epochs = 2000"))
     out = tmp_path / "runs"
     words = [*UNIMETRIC, "bench", str(grid), "loss=margin", "--out", str(out), "--parallel", "2"]
-    bench = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    bench = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell starts tests in the background without it
+    )
     end = time.monotonic() + 200
     while len(list(out.glob("*/checkpoint.safetensors"))) < 2:
         assert bench.poll() is None and time.monotonic() < end, bench.communicate()
