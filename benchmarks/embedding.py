@@ -99,7 +99,9 @@ def compare(network: str, ways: list[str], *, batch: int, turns: int, threads: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=["efficientnet_lite", "timm(name='resnet50')", "timm(name='vit_small_patch16_224')"])
+    parser.add_argument(
+        "--networks", nargs="+", default=["efficientnet_lite", "timm(name='resnet50')", "timm(name='vit_small_patch16_224')"]
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -18,12 +18,14 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import logging
 import resource
 import statistics
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +216,56 @@ def groups(device: str, rounds: int) -> None:
         print(f"  -> {kind}: {wall:.2f} of the wall time, {cpu:.2f} of the cpu time, {peak:.2f} of the memory (at most 1.3)")
 
 
+def torchreid_rank() -> Any:
+    """Return the file of torchreid with its evaluation, or None without that package.
+
+    The package itself is not imported: it needs gdown and tensorboard. Only its evaluation in Python is compared, not that in Cython.
+    """
+    package = importlib.util.find_spec("torchreid")
+    if package is None or package.origin is None:
+        print("  torchreid is skipped: it is not installed (`pip install --no-deps torchreid`, or --peer-path)")
+        return None
+    file = next((path for path in Path(package.origin).parent.rglob("metrics/rank.py")), None)
+    spec = None if file is None else importlib.util.spec_from_file_location("torchreid_rank", file)
+    if spec is None or spec.loader is None:
+        print("  torchreid is skipped: it has no file metrics/rank.py")
+        return None
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the missing Cython
+        spec.loader.exec_module(module)
+    return module
+
+
+def reidentification(device: str, rounds: int, queries: int = 1000, images: int = 11_000) -> None:
+    print(f"CMC and mAP of re-identification, {queries} queries, {images - queries} gallery images, six cameras: torchreid, and unimetric")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 750, (images,), generator=generator)
+    camera = torch.randint(0, 6, (images,), generator=generator)
+    points = torch.randn(750, DIM, generator=generator)[labels] + 2 * torch.randn(images, DIM, generator=generator)
+    points = torch.nn.functional.normalize(points).to(device)
+    query = torch.arange(images) < queries
+    ours, theirs, module = Clock(device), Clock(device), torchreid_rank()
+    texts = ["cmc(k=1)", "cmc(k=5)", "cmc(k=10)", "map"]
+
+    def torchreid() -> list[float]:
+        distances = (1 - points[:queries] @ points[queries:].T).cpu().numpy()
+        ids, cameras = labels.numpy(), camera.numpy()
+        curve, mean = module.eval_market1501(distances, ids[:queries], ids[queries:], cameras[:queries], cameras[queries:], 50)
+        return [float(curve[0]), float(curve[4]), float(curve[9]), float(mean)]
+
+    for _ in range(rounds):
+        ours(lambda: list(measure(Space(points, labels, query, ~query, group=camera), texts).values()))
+        if module is not None:
+            theirs(torchreid)
+    ours.line("unimetric", " ".join(f"{value:.6f}" for value in ours.answer))
+    if module is not None:
+        theirs.line("torchreid", " ".join(f"{value:.6f}" for value in theirs.answer))
+        ratio("faster than torchreid", theirs, ours)
+        largest = max(abs(one - two) for one, two in zip(ours.answer, theirs.answer, strict=True))
+        print(f"  -> largest difference of the results: {largest:.1e} (torchreid rounds its curve to float32)")
+
+
 def neighbors(device: str, rounds: int, k: int = 1000) -> None:
     print(f"{k} neighbors of every image: a plain chunked matmul + topk, and unimetric (without the query, ties in order, labels compared)")
     points, labels = stanford_online_products(device)
@@ -320,6 +372,7 @@ SUBJECTS = {
     "retrieval": retrieval,
     "one_by_one": one_by_one,
     "groups": groups,
+    "reidentification": reidentification,
     "neighbors": neighbors,
     "clustering": clustering,
     "everything": everything,

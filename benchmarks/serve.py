@@ -1,97 +1,224 @@
-"""Load on a running server: throughput and latency of many clients, next to the model alone.
+"""A server under load: its overhead per request, throughput and latency of many clients, and memory.
 
-    unimetric serve my.index --port 8000
-    python benchmarks/serve.py my.index --address http://127.0.0.1:8000 --clients 16 --seconds 20
+    python benchmarks/serve.py my.index --clients 16 --seconds 60 --requests 5000
 
-The bare throughput is that of decoding, the model and the search on batches of the same images in this process, without a server. Both
-share the processor if they run at the same time, so it is measured before the load.
+Every number is taken next to a bare one in turns of a few seconds, because other programs may use the processor: bare is decoding, model
+and search of the same images by the same code, without a server. Each line has the steal, the share of the processor that the host gave
+to others. Times at a high steal say little; processor time, which is printed as well, does not contain it.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import re
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
+import uvicorn
 
-from unimetric.deploy.gallery import decode_upload
+from unimetric.deploy.gallery import Gallery, decode_upload
 from unimetric.deploy.index import Index
+from unimetric.deploy.server import Options, create_app
+
+K, PIXELS = 10, 10**8
+_BOUNDARY = "b1946ac92492d2347c6235b4d2611184"
 
 
-def bare(index: Index, files: list[bytes], batch: int, seconds: float) -> float:
-    """Return images per second of decode, model and search, without a server."""
-    index.embed([decode_upload(files[0], "", 10**8)])
-    count, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        images = [decode_upload(files[(count + each) % len(files)], "", 10**8) for each in range(batch)]
-        index.hits(*index.search_vectors(index.embed(images), 10))
-        count += batch
-    return count / (time.perf_counter() - begun)
+def body_of(data: bytes) -> bytes:
+    """Return an upload as the body of a request. It is made once, because its cost is not the server's."""
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode()
+    return head + data + f"\r\n--{_BOUNDARY}--\r\n".encode()
 
 
-async def load(address: str, files: list[bytes], clients: int, seconds: float) -> tuple[list[float], dict[int, int]]:
-    """Return the latencies of all requests, and the number of each status."""
-    import httpx
+class Client:
+    """A connection that stays open. It is far cheaper than that of httpx, whose processor time would be the server's loss."""
 
+    def __init__(self, address: str) -> None:
+        self.connection = http.client.HTTPConnection(address, timeout=60)
+
+    def search(self, body: bytes) -> int:
+        """Send a search, read the answer, and return the status."""
+        self.connection.request("POST", "/search", body, {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"})
+        answer = self.connection.getresponse()
+        text = answer.read()
+        assert answer.status != 200 or json.loads(text)["hits"]
+        return answer.status
+
+
+def stolen() -> tuple[float, float]:
+    """Return the ticks of the processor that the host gave to others, and all ticks. Zeros if the system does not count them."""
+    with contextlib.suppress(OSError):
+        ticks = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return ticks[7], sum(ticks)
+    return 0.0, 0.0
+
+
+class Steal:
+    """Share of the processor that the host gave to others, since the start."""
+
+    def __init__(self) -> None:
+        self.begun = stolen()
+
+    def __str__(self) -> str:
+        lost, ticks = (after - before for after, before in zip(stolen(), self.begun, strict=True))
+        return f"steal {100 * lost / max(ticks, 1):.0f} %"
+
+
+def answer_bare(gallery: Gallery, files: list[bytes]) -> None:
+    """Decode, embed and search without a server."""
+    images = [decode_upload(data, "", PIXELS) for data in files]
+    gallery.index.hits(*gallery.index.search_vectors(gallery.embedder.embed_images(images), K))
+
+
+# --- overhead ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_thread(path: str) -> Iterator[tuple[str, Gallery]]:
+    """Serve an index in a thread, and yield its address and gallery."""
+    app = create_app(path, Options(pixels=PIXELS))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", app.state.server.gallery
+    server.should_exit = True
+    thread.join()
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, float]:
+    """Return the milliseconds of a call: of time, and of the processor in all threads."""
+    begun, used = time.perf_counter(), time.process_time()
+    function()
+    return 1000 * (time.perf_counter() - begun), 1000 * (time.process_time() - used)
+
+
+def measure_overhead(path: str, files: list[bytes], seconds: float) -> None:
+    """Print what one request takes in addition to its decoding, model and search."""
+    with in_thread(path) as (address, gallery):
+        client, bodies, steal = Client(address), [body_of(data) for data in files], Steal()
+        for data, body in zip(files[:3], bodies, strict=False):
+            answer_bare(gallery, [data])
+            client.search(body)
+        bare, served = [], []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(bare) < 20:
+            each = len(bare) % len(files)
+            bare.append(timed(lambda each=each: answer_bare(gallery, [files[each]])))
+            served.append(timed(lambda each=each: client.search(bodies[each])))
+        (alone, alone_cpu), (request, request_cpu) = np.median(bare, 0), np.median(served, 0)
+    print(
+        f"one client: p50 {request:.1f} ms, bare {alone:.1f} ms, the server adds {request - alone:.1f} ms; processor {request_cpu:.1f} ms, "
+        f"bare {alone_cpu:.1f} ms, the server and the client add {request_cpu - alone_cpu:.1f} ms; {len(bare)} pairs, {steal}",
+        flush=True,
+    )
+
+
+# --- many clients ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_process(path: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Serve an index in a process of its own."""
+    words = [sys.executable, "-m", "unimetric.cli", "serve", path, "--port", "0", "--no-feedback"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip().rstrip("/").removeprefix("http://"), psutil.Process(process.pid)
+        process.terminate()
+
+
+def load(address: str, bodies: list[bytes], clients: int, *, seconds: float = 1e9, requests: int = 10**9) -> tuple[list[float], list[int]]:
+    """Return the seconds and the status of each request of many clients, for a time or a number of requests."""
     times: list[float] = []
-    statuses: dict[int, int] = {}
-    end = time.perf_counter() + seconds
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=60) as client:
+    statuses: list[int] = []
+    end, numbers = time.perf_counter() + seconds, iter(range(requests))
 
-        async def work(number: int) -> None:
-            each = number
-            while time.perf_counter() < end:
-                begun = time.perf_counter()
-                answer = await client.post("/search", files={"file": files[each % len(files)]})
-                times.append(time.perf_counter() - begun)
-                statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-                each += clients
+    def work() -> None:
+        client = Client(address)
+        while time.perf_counter() < end and (number := next(numbers, None)) is not None:
+            begun = time.perf_counter()
+            statuses.append(client.search(bodies[number % len(bodies)]))
+            times.append(time.perf_counter() - begun)
 
-        await asyncio.gather(*(work(number) for number in range(clients)))
+    threads = [threading.Thread(target=work) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return times, statuses
 
 
-def memory(address: str) -> float:
-    """Return the memory of the server in MiB, if psutil finds its process by the port."""
-    import psutil
+def processor_of(process: psutil.Process) -> float:
+    """Return the seconds of the processor that a process has used."""
+    used = process.cpu_times()
+    return used.user + used.system
 
-    port = int(address.rsplit(":", 1)[1])
-    for process in psutil.process_iter():
-        try:
-            if any(each.laddr.port == port and each.status == "LISTEN" for each in process.net_connections("tcp")):
-                return process.memory_info().rss / 2**20
-        except psutil.Error:
-            continue
-    return float("nan")
+
+def measure_load(address: str, process: psutil.Process, gallery: Gallery, files: list[bytes], *, clients: int, seconds: float) -> None:
+    """Print throughput and latency of many clients, in turns with the same batches without a server."""
+    bodies, own, steal = [body_of(data) for data in files], psutil.Process(), Steal()
+    load(address, bodies, clients, requests=4 * clients)
+    times, statuses, rates, bare_rates, cpu, bare_cpu = [], [], [], [], [], []
+    turns = 5
+    for _ in range(turns):
+        count, begun, used = 0, time.perf_counter(), processor_of(own)
+        while time.perf_counter() - begun < seconds / turns or not count:
+            answer_bare(gallery, [files[(count + each) % len(files)] for each in range(clients)])
+            count += clients
+        bare_rates.append(count / (time.perf_counter() - begun))
+        bare_cpu.append((processor_of(own) - used) / count)
+        begun, used = time.perf_counter(), processor_of(process)
+        some, answers = load(address, bodies, clients, seconds=seconds / turns)
+        rates.append(len(some) / (time.perf_counter() - begun))
+        cpu.append((processor_of(process) - used) / len(some))
+        times += some
+        statuses += answers
+    middle, late = (1000 * float(np.quantile(times, part)) for part in (0.5, 0.99))
+    rate, bare = float(np.median(rates)), float(np.median(bare_rates))
+    print(
+        f"{clients} clients: {rate:.1f} images/s, bare {bare:.1f} in batches of {clients}, ratio {rate / bare:.2f}; p50 {middle:.0f} ms, "
+        f"p99 {late:.0f} ms, ratio {late / middle:.1f}; processor {1000 * np.median(cpu):.1f} ms per image, bare "
+        f"{1000 * np.median(bare_cpu):.1f} ms; statuses { ({each: statuses.count(each) for each in set(statuses)}) }, {steal}",
+        flush=True,
+    )
+
+
+def measure_memory(address: str, process: psutil.Process, files: list[bytes], *, clients: int, requests: int) -> None:
+    """Print the memory of the server after blocks of 1,000 requests."""
+    bodies = [body_of(data) for data in files]
+    for block in range(0, requests, 1000):
+        steal = Steal()
+        load(address, bodies, clients, requests=min(1000, requests - block))
+        found = process.memory_info()  # pages of files in memory are not of the server alone
+        print(
+            f"{block + 1000:,} requests: memory {(found.rss - found.shared) / 2**20:.0f} MiB, with files {found.rss / 2**20:.0f}, {steal}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index")
-    parser.add_argument("--address", default="http://127.0.0.1:8000")
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=60, help="time of each measurement")
+    parser.add_argument("--requests", type=int, default=5000, help="number of requests of the measurement of memory; 0 for none")
     arguments = parser.parse_args()
-    address = re.sub(r"/$", "", arguments.address)
     with Index.open(arguments.index) as index:
         ids = next(iter(index.store.scan()))[0][:64]
         files = [Path(index.image_path(id_)).read_bytes() for id_ in ids]
-        alone = bare(index, files, arguments.clients, arguments.seconds)
-    print(f"bare: {alone:.1f} images/s in batches of {arguments.clients}")
-    for clients in (1, arguments.clients):
-        before = memory(address)
-        times, statuses = asyncio.run(load(address, files, clients, arguments.seconds))
-        middle, late = (1000 * float(np.quantile(times, part)) for part in (0.5, 0.99))
-        rate = len(times) / arguments.seconds
-        print(
-            f"{clients} clients: {rate:.1f} images/s ({rate / alone:.2f} of bare), p50 {middle:.0f} ms, p99 {late:.0f} ms, "
-            f"statuses {statuses}, memory {before:.0f} -> {memory(address):.0f} MiB",
-            flush=True,
-        )
+        measure_overhead(arguments.index, files, arguments.seconds)
+        with in_process(arguments.index) as (address, process):
+            measure_load(address, process, Gallery(index), files, clients=arguments.clients, seconds=2 * arguments.seconds)
+            measure_memory(address, process, files, clients=arguments.clients, requests=arguments.requests)
 
 
 if __name__ == "__main__":

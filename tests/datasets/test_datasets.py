@@ -10,8 +10,8 @@ from unimetric.datasets import columns, locate, matlab, pictures, place, tabulat
 from unimetric.errors import UnimetricError
 from unimetric.spec import create, find, names
 
-MINE = ["aircraft", "cars196", "csv", "cub200", "dogs", "files", "flowers102", "folder", "inshop", "nabirds", "sop", "union"]
-OFFICIAL = [name for name in MINE if name not in ("csv", "files", "folder", "union")]
+MINE = ["aircraft", "cars196", "csv", "cub200", "dogs", "files", "flowers102", "folder", "inshop", "nabirds", "sop", "tar", "union"]
+OFFICIAL = [name for name in MINE if name not in ("csv", "files", "folder", "tar", "union")]
 
 
 @pytest.mark.parametrize("name", MINE)

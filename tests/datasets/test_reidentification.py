@@ -79,7 +79,7 @@ def test_wildlife(tmp_path, plant):
     assert [table.class_names[label] for label in table.labels] == ["leo"] * 3 + ["nala"] * 2 + ["zira"] * 2  # sarabi is alone
     assert table.train.tolist() == [True] * 5 + [False] * 2
     assert table.group_names == ("2019-06-30", "2019-07-02", "2019-07-30") and table.group.tolist() == [0, 0, 1, 0, -1, 0, 2]
-    assert table.paths[0] == f"{tmp_path}/a/1.jpg"
+    assert table.paths[0] == f"{tmp_path}/a/1.jpg#xywh=0,0,5,5" and table.paths[3] == f"{tmp_path}/a/4.jpg"
     assert create("datasets", f"wildlife(root='{tmp_path}', group='orientation')").group_names == ("left", "right")
     assert create("datasets", f"wildlife(root='{tmp_path}', train=0.25)").train.sum() == 3
     with pytest.raises(UnimetricError, match="only one image, the first is `sarabi`"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -23,11 +24,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from unimetric import Index
+from unimetric.analysis.calibrate import FILE
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import load
 from unimetric.deploy import building
 from unimetric.deploy.building import build
+from unimetric.deploy.export import export_as
 from unimetric.deploy.facts import Facts, check_index
 from unimetric.deploy.measuring import calibrate_index, evaluate_index
 from unimetric.deploy.placement import Placement
@@ -347,11 +350,12 @@ def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, im
         ("format = 1", "format = 9", "newer"),
         ("dim = 8", "dim = 16", "8 dimensions, not 16"),
         ("count", "cound", "count"),
+        ('runtime = "torch"', 'runtime = "tvm"', "unknown runtime"),
     ):
         (index.path / "index.toml").write_text(text.replace(old, new, 1))
         with pytest.raises(UnimetricError, match=problem):
             len(Index.open(index.path))
-    (index.path / "index.toml").write_text(text)
+    (index.path / "index.toml").write_text(text.replace('runtime = "torch"', "", 1))  # as an earlier version wrote it
     shutil.copytree(other, index.path / "model", dirs_exist_ok=True)
     with pytest.raises(UnimetricError, match="is not the model that has built the index"):
         Index.open(index.path).embed([next(images.rglob("*.png"))])
@@ -547,3 +551,70 @@ def test_commands_report_mistakes_in_a_sentence(run: Path, index: Index, images:
     assert isinstance(shown.exception, UnimetricError) and shown.exception.hint
     assert any(each in shown.exception.message for each in problem.split("|")), shown.exception
     assert Facts.read(index.path) == before
+
+
+# --- exported files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def onnx_files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The run as an ONNX file of each precision. It is converted once, because that is slow."""
+    pytest.importorskip("onnxruntime", reason="pip install 'unimetric[onnx]'")
+    from unimetric.formats import onnx
+
+    folder, graphs, convert = tmp_path_factory.mktemp("onnx"), [], onnx._convert
+
+    def convert_once(model: Any) -> Any:
+        graphs.append(graphs[0] if graphs else convert(model))
+        return copy.deepcopy(graphs[0])
+
+    (run / FILE).write_text(json.dumps({"fpr": 0.01, "threshold": 0.5, "score": "cosine"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx, "_convert", convert_once)
+        for each in ("fp32", "fp16", "int8"):
+            export_as(run, folder / f"{each}.onnx", to=f"onnx(precision='{each}')", images=0, note=lambda text: None)
+    (run / FILE).unlink()
+    return {each: folder / f"{each}.onnx" for each in ("fp32", "fp16", "int8")}
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-5), ("fp16", 0.01), ("int8", 0.1)])
+def test_index_of_an_onnx_file_finds_what_the_run_finds(
+    onnx_files: dict[str, Path], run: Path, index: Index, images: Path, tmp_path: Path, precision: str, near: float
+) -> None:
+    wide, path = tmp_path / "wide.png", tmp_path / "onnx.index"
+    Index.create(onnx_files[precision], images, path, labels=True, workers=0).close()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 131, 3), dtype=np.uint8)).save(wide)
+    with Index.open(path) as other:
+        assert other.facts.runtime == "onnx" and not (path / "model").exists() and index.facts.runtime == "torch"
+        assert other.thresholds is not None and other.thresholds["threshold"] == 0.5
+        for query in [*sorted(images.rglob("*.png"))[::16], wide]:
+            mine, found = ({hit.id: hit.score for hit in each.search(query, 200)} for each in (index, other))
+            assert mine.keys() == found.keys() and np.allclose(list(mine.values()), [found[id_] for id_ in mine], atol=near)
+        (images / "new.png").write_bytes(wide.read_bytes())
+        assert other.update(images, workers=0)["added"] == 1
+        assert other.search(wide, 1)[0].id == "new.png"
+    with pytest.raises(UnimetricError, match="another model"):
+        Index.create(run, images, path, workers=0)
+
+
+def test_foreign_and_changed_onnx_files_are_rejected(onnx_files: dict[str, Path], images: Path, tmp_path: Path) -> None:
+    import onnx
+
+    graph = onnx.load(onnx_files["fp32"])
+    (tmp_path / "text.onnx").write_bytes(b"no graph")
+    notes = json.loads(graph.metadata_props[0].value)
+    for name, stored in {"foreign": {}, "wrong": {"unimetric": json.dumps(notes | {"dim": 5})}}.items():
+        onnx.helper.set_model_props(graph, stored)
+        onnx.save(graph, tmp_path / f"{name}.onnx")
+    words = {"text": "unreadable", "foreign": "not exported by Unimetric", "wrong": r"output must be \(1, 5\)", "none": "no such"}
+    for name, problem in words.items():
+        with pytest.raises(UnimetricError, match=rf"{name}\.onnx: .*{problem}"):
+            Index.create(tmp_path / f"{name}.onnx", images, tmp_path / name, workers=0)
+        assert not (tmp_path / name).exists()
+    with pytest.raises(UnimetricError, match="contains its `transform`"):
+        Index.create(onnx_files["fp32"], images, tmp_path / "other", workers=0, transform="glyphs(size=16)")
+    path = tmp_path / "my.index"
+    Index.create(onnx_files["fp32"], images, path, workers=0).close()
+    (path / "model.onnx").write_bytes(onnx_files["fp16"].read_bytes())
+    with Index.open(path) as opened, pytest.raises(UnimetricError, match=r"model\.onnx: is not the model"):
+        opened.search(next(images.rglob("*.png")))

@@ -11,7 +11,7 @@ import pytest
 
 from unimetric.config import from_settings
 from unimetric.errors import UnimetricError
-from unimetric.runs.storage import Mirror, finished, local_copies, on_disk, pull, read, write
+from unimetric.runs.storage import Mirror, finished, list_files, local_copies, on_disk, pull, read, remove, write
 from unimetric.studies import worker
 from unimetric.studies.worker import work
 
@@ -137,3 +137,16 @@ def test_worker_runs_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "fcntl", None)  # as on Windows
     with worker._run_lock(tmp_path, "run"):
         assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_files_are_listed_and_removed(tmp_path: Path, remote: bool) -> None:
+    place = "memory://some/shards" if remote else str(tmp_path / "shards")
+    assert list_files(place) == set()
+    write(place, "a", b"1")
+    write(place, "b", b"2")
+    assert list_files(place) == {"a", "b"} and read(place, "b") == b"2"
+    remove(place, "a")
+    remove(place, "a")  # it is gone
+    assert list_files(place) == {"b"}
+    remove(place, "b")

@@ -86,7 +86,7 @@ def evaluate(
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)
     elif format_of(run):
-        config, model = _open_file(run, overrides)
+        config, model = open_exported(run, overrides)
     else:
         config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
         config = overridden(config, overrides, run)
@@ -122,15 +122,6 @@ def evaluate(
     for name, smaller in compress(embeddings, dims, precisions):
         numbers |= {f"{text}/{name}": value for text, value in numbers_of(space_of(smaller, table, rows), texts, rerank=rerank).items()}
     return numbers
-
-
-def _open_file(path: str | Path, overrides: dict[str, Any]) -> tuple[RunConfig, Any]:
-    """Open an exported file with other settings of the images."""
-    for key in ("backbone", "adapter", "head", "transform"):
-        if key in overrides:
-            raise UnimetricError(f"{path}: contains its `{key}`, which cannot be replaced", f"remove `{key}`, or evaluate the run folder")
-    config, model = open_exported(path)
-    return overridden(config, overrides, path), model
 
 
 def _save(path: Path, embeddings: Tensor, table: Table, names: list[str]) -> None:

@@ -15,7 +15,9 @@ from unimetric.errors import Interrupted, UnimetricError
 
 
 def index(
-    model: Annotated[str, typer.Argument(help="Run folder, exported folder, or backbone spec string with pretrained weights.")],
+    model: Annotated[
+        str, typer.Argument(help="Run folder, exported folder or file (.onnx), or backbone spec string with pretrained weights.")
+    ],
     source: Annotated[str, typer.Argument(help="Folder of images at any depth, csv file with a column `path`, or dataset spec string.")],
     settings: Settings = None,
     *,
@@ -29,8 +31,17 @@ def index(
         typer.Option("--labels/--no-labels", help="Whether the class of an image is the name of its folder.", show_default=False),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read images (default: one per core, at most 16).", min=0, show_default=False)
+        int | None,
+        typer.Option(
+            help="Processes that read images (default: one per core, at most 16). With --ray: shards at once.", min=0, show_default=False
+        ),
     ] = None,
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster; `auto` finds a running one, `local` starts one.")] = "",
+    gpus: Annotated[float, typer.Option(help="With --ray: GPUs per worker; 0.5 puts two workers on one GPU.", min=0)] = 0.0,
+    cpus: Annotated[float, typer.Option(help="With --ray: CPU cores per worker.", min=0)] = 1.0,
+    shards: Annotated[
+        str, typer.Option(help="With --ray: shared folder or fsspec URL of unmerged shards (default: `shards/` in the index).")
+    ] = "",
 ) -> None:
     """Embed images of a folder or a csv file, and store them in an index.
 
@@ -41,6 +52,8 @@ def index(
     - `unimetric index runs/mine images/ --out my.index --labels`
     - `unimetric index runs/mine images.csv --out my.index --store "lance(recall=0.99)"`
     - `unimetric index efficientnet_lite images/ --out my.index device=cuda`
+    - `unimetric index mine.onnx images/ --out my.index`
+    - `unimetric index runs/mine images/ --out my.index --ray auto --workers 8 --gpus 1 --cpus 8`
     """
     import torch
 
@@ -50,6 +63,7 @@ def index(
     from unimetric.runs.display import Display
 
     overrides = read_overrides(settings, index)
+    cluster = _read_cluster(ray, workers, gpus, cpus, shards)
     begun = time.monotonic()
     with Display() as display:
 
@@ -58,9 +72,8 @@ def index(
             display.step("embedding", done, total, speed)
 
         try:
-            counts = build(
-                model, source, out, store=store, labels=labels, workers=workers, progress=progress, note=display.line, **overrides
-            )
+            options = {"workers": workers, "cluster": cluster, "progress": progress, "note": display.line}
+            counts = build(model, source, out, store=store, labels=labels, **options, **overrides)
         except KeyboardInterrupt:
             raise Interrupted(f"{out}: incomplete; run the same command to resume") from None
         facts = Facts.read(out)
@@ -71,6 +84,17 @@ def index(
         if counts["unreadable"]:
             display.line(f"{counts['unreadable']:,} files could not be read; see {out / UNREADABLE}")
         display.line(f"search it with: unimetric search {out} IMAGE")
+
+
+def _read_cluster(address: str, workers: int | None, gpus: float, cpus: float, shards: str) -> Any:
+    """Return the cluster of some options, or None without `--ray`."""
+    from unimetric.deploy.sharding import Cluster
+
+    if address:
+        return Cluster(address, workers, gpus, cpus, shards)
+    if gpus != 0.0 or cpus != 1.0 or shards:
+        raise UnimetricError("`--gpus`, `--cpus` and `--shards` require `--ray`", "add `--ray auto`, or remove them")
+    return None
 
 
 def search(

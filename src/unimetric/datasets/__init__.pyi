@@ -24,5 +24,6 @@ from unimetric.datasets.inshop import inshop as inshop
 from unimetric.datasets.nabirds import nabirds as nabirds
 from unimetric.datasets.pack import pack as pack
 from unimetric.datasets.sop import sop as sop
+from unimetric.datasets.tar import tar as tar
 from unimetric.datasets.union import union as union
 from unimetric.datasets.wildlife import wildlife as wildlife

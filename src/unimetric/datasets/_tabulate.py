@@ -13,6 +13,7 @@ import numpy as np
 from unimetric.arguments import checked
 from unimetric.datasets._reading import SUFFIXES, columns
 from unimetric.errors import UnimetricError, closest
+from unimetric.images.regions import file_of
 from unimetric.images.table import Table
 
 Key = TypeVar("Key", int, str)
@@ -90,7 +91,7 @@ def _present(paths: Sequence[str]) -> np.ndarray:
     known: dict[str, set[str]] = {}
     there = np.zeros(len(paths), bool)
     for row, path in enumerate(paths):
-        folder, name = os.path.split(path)
+        folder, name = os.path.split(file_of(path))
         if folder not in known:
             try:
                 with os.scandir(folder or ".") as entries:

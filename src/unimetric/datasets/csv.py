@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from unimetric.arguments import Fraction
+from unimetric.datasets._boxes import box_paths
 from unimetric.datasets._reading import SUFFIXES, place
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
@@ -28,6 +29,7 @@ def csv(
     name: str | None = None,
     group: str | None = None,
     group_rule: Literal["class", "group", "none"] = "class",
+    boxes: Literal["crop", "clip", "ignore"] = "crop",
 ) -> Table:
     """Csv file with the columns of open-metric-learning, or plain `path,label`.
 
@@ -37,9 +39,9 @@ def csv(
     Paths are relative to the csv file. `is_query` and `is_gallery` may be missing or, as for
     training images, empty; then all test images are queries and gallery items. Training images
     always are. A column `group`, `camera`, `sequence`, `encounter` or `date` is the group of an image: a
-    query does not find the images of its own class and group. Other columns are ignored. Images are
-    not cropped to the boxes `x_1, x_2, y_1, y_2`,
-    so an image may be listed only once.
+    query does not find the images of its own class and group. Images are cropped to the box of their line
+    in pixels, if it has one: `x,y,width,height`, `x_1,x_2,y_1,y_2` as in open-metric-learning, or `bbox` as
+    in wildlife-datasets. A file may be listed once per box. Other columns are ignored.
 
     Reference:
         open-metric-learning (OML-Team); halves as in Oh Song et al. (CVPR 2016).
@@ -57,24 +59,25 @@ def csv(
             groups. An empty value is an image without a group.
         group_rule: Gallery images that a query does not find: `class`, those of its class and group;
             `group`, all of its group; `none`.
+        boxes: What to do with boxes: `crop` to them, which must be inside of their images; `clip` those that
+            are not; or `ignore` them.
     """
     source = place(file)
     rows = read_rows(source)
     groups = find_groups(source, rows, group)
     name = name or source.stem
     base = source.parent
-    paths, labels, parts = [], [], []
+    pairs = [_path_and_label(source, number, row) for number, row in rows]
+    labels = [label for _, label in pairs]
+    paths = box_paths(source, rows, [os.path.normpath(base / path) for path, _ in pairs], boxes)
+    parts = []
     seen: dict[str, int] = {}
-    for number, row in rows:
-        path, label = _path_and_label(source, number, row)
-        path = os.path.normpath(base / path)
+    for (number, row), path in zip(rows, paths, strict=True):
         if seen.setdefault(path, number) != number:
             raise UnimetricError(
                 f"`{source}`, line {number}: `{path}` is listed in line {seen[path]} already",
-                "list an image once, because it would find itself; if a line is a box in an image, crop the boxes to files first",
+                "list an image or a box once, because it would find itself",
             )
-        paths.append(path)
-        labels.append(label)
         part = (row.get("split") or "").strip().lower()
         if "split" in row and train is None and part not in PARTS:
             raise UnimetricError(f"`{source}`, line {number}: unknown split `{part}`", closest(part, PARTS))

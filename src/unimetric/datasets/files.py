@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from unimetric.datasets._boxes import read_box
 from unimetric.datasets._reading import SUFFIXES, locate, place
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import located
+from unimetric.images.regions import file_of, join_box
 from unimetric.images.table import Table
 
 #: Endings of image names. The first frame of an animated image is read.
@@ -119,7 +121,7 @@ def describe_file(id_: str, path: str, columns: dict[str, Value]) -> ImageFile:
     """
     location = located(path)
     try:
-        status = os.stat(location[0] if location else path)
+        status = os.stat(location[0] if location else file_of(path))
         return ImageFile(id_, path, status.st_size, status.st_mtime_ns, columns)
     except OSError:
         return ImageFile(id_, path, -1, -1, columns)
@@ -153,11 +155,11 @@ def read_csv(file: str | Path, types: dict[str, type]) -> Iterator[ImageFile]:
     """Yield the images of a csv file in bounded memory, with typed columns.
 
     Args:
-        file: Csv file with a column `path`. Paths are relative to the file.
+        file: Csv file with a column `path`, and boxes as in the dataset `csv`. Paths are relative to the file.
         types: Type of each further column, as in `column_types`. Other columns are ignored.
 
     Raises:
-        UnimetricError: A line has no path, or a value does not have the type of its column.
+        UnimetricError: A line has no path or a wrong box, or a value does not have the type of its column.
     """
     source = Path(file)
     base = os.path.abspath(source.parent)
@@ -165,7 +167,7 @@ def read_csv(file: str | Path, types: dict[str, type]) -> Iterator[ImageFile]:
         path = (row[PATH] or "").strip()
         if not path:
             raise UnimetricError(f"`{source}`, line {number}: the path is missing", "every line needs a path")
-        whole = os.path.normpath(os.path.join(base, path))
+        whole = join_box(os.path.normpath(os.path.join(base, path)), read_box(source, number, row))
         inside = os.path.relpath(whole, base)
         columns = {key: _cast(source, number, key, text, types[key]) for key, text in row.items() if key in types}
         yield describe_file((whole if inside.startswith("..") else inside).replace(os.sep, "/"), whole, columns)

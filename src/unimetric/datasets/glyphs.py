@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import sys
 import unicodedata
 from dataclasses import replace
 from importlib.metadata import version
@@ -19,6 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from unimetric.arguments import Range
+from unimetric.datasets._reading import cache_folder
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.pack import Pack
 from unimetric.images.packing import write
@@ -110,19 +109,12 @@ def _cached(size: int, jitter: float) -> Path:
 
     Its name contains the versions of the drawing libraries, because another version may draw a pixel differently.
     """
-    if sys.platform == "darwin":
-        system = "~/Library/Caches"
-    elif sys.platform == "win32":
-        system = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
-    else:
-        system = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get("UNIMETRIC_CACHE") or os.path.join(system, "unimetric")
     drawn_by = (
         [str(_RULES), str(size), str(float(jitter))]
         + [version(name) for name in ("pillow", "matplotlib")]
         + [features.version("freetype2")]
     )
-    return Path(folder).expanduser() / f"glyphs-{_RULES}-{hashlib.sha256(' '.join(map(str, drawn_by)).encode()).hexdigest()[:12]}.pack"
+    return cache_folder() / f"glyphs-{_RULES}-{hashlib.sha256(' '.join(map(str, drawn_by)).encode()).hexdigest()[:12]}.pack"
 
 
 def _only(table: Table, blocks: list[str]) -> Table:

@@ -6,6 +6,7 @@ import logging
 from typing import Literal
 
 from unimetric.arguments import Fraction
+from unimetric.datasets._boxes import box_paths
 from unimetric.datasets._reading import locate
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.datasets.csv import find_groups, read_rows
@@ -27,13 +28,15 @@ def wildlife(
     on_missing: Literal["error", "skip"] = "error",
     on_single: Literal["error", "skip"] = "skip",
     name: str | None = None,
+    boxes: Literal["crop", "clip", "ignore"] = "crop",
 ) -> Table:
     """Metadata table of wildlife-datasets: one line per image of an animal.
 
-        image_id,identity,path      and optionally encounter, video, camera, date (YYYY-MM-DD)
+        image_id,identity,path      and optionally encounter, video, camera, date (YYYY-MM-DD), bbox
 
     A class is an identity. Images of the identity `unknown` are left out. A query does not find the
-    images of its identity and encounter: they show the same moment. Images are not cropped to `bbox`.
+    images of its identity and encounter: they show the same moment. Images are cropped to
+    `bbox`, which is `[x, y, width, height]` in pixels; an empty one is the whole image.
 
     Reference:
         WildlifeDatasets: an open-source toolkit for animal re-identification (Cermak et al., WACV 2024).
@@ -50,6 +53,8 @@ def wildlife(
         on_missing: What to do if a listed image is missing: `error`, or `skip` it.
         on_single: What to do if an identity has only one image: `error`, or `skip` it.
         name: Name of the dataset. Defaults to the name of the folder.
+        boxes: What to do with boxes: `crop` to them, which must be inside of their images; `clip` those that
+            are not; or `ignore` them.
     """
     base = locate(root, "wildlife", LAYOUT)
     source = base / file
@@ -67,7 +72,7 @@ def wildlife(
     chosen = divide(name, class_names, train, base)
     table = tabulate(
         name,
-        [f"{base}/{str(row['path']).strip()}" for _, row in known],
+        box_paths(source, known, [f"{base}/{str(row['path']).strip()}" for _, row in known], boxes),
         labels,
         {key: key for key in class_names},
         [label in chosen for label in labels],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from torch import Tensor
 from unimetric.analysis.calibrate import read_calibration
 from unimetric.config import RunConfig, from_settings
 from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_file, read_csv, walk
-from unimetric.deploy.embedding import Embedder, Reading
+from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
 from unimetric.deploy.export import write_model
 from unimetric.deploy.facts import (
     FACTS,
@@ -36,15 +37,16 @@ from unimetric.deploy.facts import (
 )
 from unimetric.deploy.ledger import Ledger, Work
 from unimetric.deploy.placement import Placement
+from unimetric.deploy.sharding import SHARDS, Cluster
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import is_temporary, remove_stale, write_text
+from unimetric.files import is_temporary, remove_stale, write_bytes, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
 from unimetric.images.table import Table
 from unimetric.kinds import Loss, Store
+from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import lock_folder, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
-from unimetric.runs.weights import hash_tensors
 from unimetric.spec import bind_arguments, create, declaration, names, parse
 
 #: Images and seconds after which a shard is written.
@@ -76,10 +78,11 @@ class Source:
 
 
 def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> Source:
-    """Return the images of a folder, a csv file or a dataset.
+    """Return the images of a folder, a csv file, tar files or a dataset.
 
     Args:
-        source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
+        source: Folder of images at any depth, csv file with a column `path`, tar files such as `data/{000..009}.tar`, or dataset
+            spec string.
         labels: Whether the class of an image in a folder is the name of its folder.
         known: Types of the columns that the index has.
     """
@@ -93,6 +96,8 @@ def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> 
         whole = os.path.abspath(path)
         types = column_types(whole) | {key: kind for key, kind in known.items() if kind is not str}
         return Source(whole, os.path.dirname(whole), lambda: read_csv(whole, types), types)
+    if path.suffix.lower() == ".tar":
+        text = f"tar(shards={os.path.abspath(path)!r})"
     name = text.partition("(")[0]
     if not name.isidentifier() or name not in names("datasets"):
         hint = "name a folder of images, or a csv file with a column `path`"
@@ -113,16 +118,20 @@ def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> 
 
 
 def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, Any]:
-    """Return settings and model of a run folder, an exported folder, or a pretrained backbone.
+    """Return settings and model of a run, an exported folder or file, or a backbone.
 
     Args:
-        model: Folder, or backbone spec string.
+        model: Folder, ONNX file, or backbone spec string.
         settings: Settings that replace those of the model, such as `device` or `transform`.
     """
     text = str(model)
     if Path(text).is_dir():
         config, network = open_run(text, backbone=str(settings.get("backbone", "")), head=str(settings.get("head", "")))
         return overridden(config, settings, text), network
+    if format_of(text):
+        config, exported = open_exported(text, settings)
+        open_embedder(config, exported)  # a file that cannot be run is reported before anything is written
+        return config, exported
     name = text.partition("(")[0]
     if ("." not in name and name not in names("backbones")) or os.sep in name:
         raise UnimetricError(f"{text}: not a run folder or backbone", closest(name, names("backbones")))
@@ -146,13 +155,10 @@ def _prepare(
     if check_index(path):
         facts = Facts.read(path)
         weights = ""
-        if model is not None and os.path.abspath(model) != os.path.abspath(path / MODEL):
-            weights = hash_tensors(_merged(open_model(model, settings)[1]).state_dict()).hex()
+        if model is not None and os.path.abspath(model) != os.path.abspath(path / facts.model):
+            weights = weights_of(_merged(open_model(model, settings)[1]))
         facts = check_same(facts, weights=weights, store=store, labels=labels, path=path)
-        config, network = open_run(path / MODEL)
-        if hash_tensors(network.state_dict()).hex() != facts.weights:
-            raise UnimetricError(f"{path / MODEL}: is not the model that has built the index", "restore the index from a copy")
-        return facts, overridden(config, _local(settings), path / MODEL), network
+        return facts, *open_own(path, facts, _local(settings))
     if model is None:
         Facts.read(path)  # raises an error
     assert model is not None
@@ -165,10 +171,11 @@ def _prepare(
     facts = new_facts(
         config,
         dim=int(network.dim),
-        weights=hash_tensors(network.state_dict()).hex(),
+        weights=weights_of(network),
         store=store or "flat",
         labels=bool(labels),
         placement=placement,
+        runtime=format_of(network.path) if isinstance(network, Exported) else "torch",
     )
     return facts, config, network
 
@@ -180,7 +187,8 @@ def _local(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(model: Any) -> Any:
     """Multiply inserted parameters into the weights where possible, as an export does."""
-    model.backbone = model.backbone.merged()
+    if not isinstance(model, Exported):
+        model.backbone = model.backbone.merged()
     return model
 
 
@@ -195,6 +203,7 @@ def build(
     store: str | None = None,
     labels: bool | None = None,
     workers: int | None = None,
+    cluster: Cluster | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
     **settings: Any,
@@ -202,12 +211,13 @@ def build(
     """Build an index, resume its build, or update it.
 
     Args:
-        model: Run folder, exported folder, or backbone spec string with pretrained weights. None for the model of the index.
+        model: Run folder, exported folder, ONNX file, or backbone spec string with pretrained weights. None for the model of the index.
         source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
         path: Index folder.
         store: Store spec string. Defaults to that of the index, or `flat`.
         labels: Whether the class of an image is the name of its folder. Defaults to the choice of the index, or no.
         workers: Number of processes that read images. Defaults to the number of cores, at most 16.
+        cluster: Ray cluster that embeds the images, in place of this process and its `workers`.
         progress: Callback with (finished images, all images to read).
         note: Callback with sentences about skipped folders.
         settings: Settings of the run, such as `device`, `precision` or `transform`.
@@ -219,6 +229,8 @@ def build(
     facts, config, network = _prepare(model, path, store=store, labels=labels, settings=settings)
     known = {key: TYPES[kind] for key, kind in facts.columns.items()}
     images = open_source(source, labels=facts.labels, known=known)
+    if cluster is not None:
+        cluster.connect()  # before anything is written
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -226,10 +238,12 @@ def build(
     with lock_folder(path, "writing to"), contextlib.ExitStack() as stack:
         remove_stale(path)
         if not check_index(path):
-            write_model(config, network, path / MODEL, Path(str(model)).name)
-            _copy_threshold(model, path)
-            config, network = open_run(path / MODEL)
-            config = overridden(config, _local(settings), path)
+            if isinstance(network, Exported):
+                write_bytes(path / facts.model, network.path.read_bytes())
+            else:
+                write_model(config, network, path / facts.model, Path(str(model)).name)
+            _copy_threshold(model, network, path)
+            config, network = open_own(path, facts, _local(settings))
             facts.write(path)
         dim = facts.placement.extended(facts.dim)
         held: Store = create("stores", facts.store, path=str(path / STORE), dim=dim)
@@ -238,7 +252,7 @@ def build(
         stack.callback(ledger.close)
         loss = loss_with_geometry(config, network.dim)
         count = min(16, count_cores()) if workers is None else workers
-        run = _Build(path, facts, config, network, loss, held, ledger, images, count, progress, note or (lambda text: None))
+        run = _Build(path, facts, config, network, loss, held, ledger, images, count, cluster, progress, note or (lambda text: None))
         return run.run()
 
 
@@ -249,15 +263,17 @@ def _check_folder(path: Path) -> None:
         exists = path.exists()
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be read: {error.strerror}", "choose another --out") from None
-    begun = {MODEL, STORE, LEDGER, THRESHOLDS, ".lock", FACTS}
+    begun = {MODEL, f"{MODEL}.onnx", STORE, LEDGER, THRESHOLDS, ".lock", FACTS}
     if (exists and not path.is_dir()) or (FACTS not in names_ and any(name not in begun and not is_temporary(name) for name in names_)):
         raise UnimetricError(f"{path}: exists and is not an index", "choose another --out")
 
 
-def _copy_threshold(model: str | Path | None, path: Path) -> None:
-    """Copy the calibrated threshold of a run."""
+def _copy_threshold(model: str | Path | None, network: Any, path: Path) -> None:
+    """Copy the calibrated threshold of a run or an exported file."""
     found = read_calibration(str(model)) if model is not None and Path(model).is_dir() else None
-    if found is not None:
+    if isinstance(network, Exported):
+        found = network.notes.get("threshold")
+    if found:
         write_text(path / THRESHOLDS, json.dumps(found, indent=1))
 
 
@@ -274,6 +290,7 @@ class _Build:
     ledger: Ledger
     source: Source
     workers: int
+    cluster: Cluster | None
     progress: Progress | None
     note: Callable[[str], None]
     counts: dict[str, int] = field(default_factory=lambda: {"added": 0, "changed": 0, "deleted": 0})
@@ -291,7 +308,9 @@ class _Build:
             self.facts = replace(self.facts, state="building" if before.state == "building" else "updating")
             self.facts.write(self.path)
             work -= self._rewrite_columns()
-            if work:
+            if work and self.cluster is not None:
+                self._embed_on(self.cluster, work)
+            elif work:
                 self._embed(work)
             for ids in self.ledger.gone() if gone else ():
                 self.store.delete(ids)
@@ -337,7 +356,7 @@ class _Build:
     # --- embedding -----------------------------------------------------------------------------------------------
 
     def _embed(self, total: int) -> None:
-        embedder = Embedder(self.config, self.model)
+        embedder: Embedder = open_embedder(self.config, self.model)
         waiting: deque[Work] = deque()
         done = 0
 
@@ -362,6 +381,19 @@ class _Build:
                     self.progress(done, total)
             if shard:
                 writer.submit(shard, torch.cat(found))
+
+    def _embed_on(self, cluster: Cluster, total: int) -> None:
+        """Embed on a cluster in the shards and batches of `_embed`, and write them in order."""
+        batch = self.config.evaluate_batch or (256 if cluster.gpus else 32)
+        settings = {"device": self.config.device, "precision": self.config.precision, "evaluate_batch": batch}
+        works = (work for work in self.ledger.work() if not work.same)
+        done = 0
+        size = -(-_SHARD // batch) * batch
+        for some, readings, embeddings in cluster.embed(self.path, self.facts, settings, works, root=self.source.root, size=size):
+            self.ledger.record(self.write(list(zip(some, readings, strict=True)), embeddings))
+            done += len(some)
+            if self.progress is not None:
+                self.progress(done, total)
 
     def place(self, embeddings: Tensor) -> tuple[Any, Any]:
         """Return the vectors to store, and which embeddings have one.
@@ -409,6 +441,7 @@ class _Build:
     def _finish(self, before: Facts, unnamed: list[tuple[str, str]]) -> None:
         """Compact the store and the ledger, and write the new facts."""
         changed = any(self.counts.values()) or before.state != "ready"
+        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
         if changed:
             self.store.finish()
             self.ledger.compact()

@@ -10,8 +10,8 @@ B images of a batch, S pixels of a side, D dimensions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from unimetric.config import RunConfig
+from unimetric.deploy.facts import Facts
 from unimetric.errors import UnimetricError
+from unimetric.images.boxes import Draws, center_draws
 from unimetric.images.crops import crop_one
 from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes
 from unimetric.images.loading import View, finish_crops
 from unimetric.images.pack import decode, located
 from unimetric.images.recipe import Recipe
+from unimetric.images.regions import split_box
 from unimetric.images.workers import block_signals, isolate_worker
 from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.runs.exported import Exported, format_of, open_exported
+from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.weights import hash_tensors
 from unimetric.spec import create
 
 
@@ -111,6 +117,74 @@ class Embedder:
             yield readings, self.embed(full)[: len(crops)]
 
 
+class _Square(View):
+    """Square of a resized image that contains its center crop; one side for all images.
+
+    A file resizes and crops images itself, but only images of one size form a batch. In this square, it resizes nothing and crops
+    the same pixels as in the whole image.
+    """
+
+    def draws(self, rows: np.ndarray, sizes: np.ndarray) -> Draws:
+        whole = center_draws(self.recipe, sizes)
+        inner = center_draws(self.recipe, np.full((1, 2), self.recipe.resize))
+        side = np.full(len(sizes), float(self.recipe.resize))
+        return replace(whole, top=whole.top - inner.top, left=whole.left - inner.left, box_height=side, box_width=side)
+
+
+class ExportedEmbedder(Embedder):
+    """The model of an exported file, which runs without torch.
+
+    Args:
+        config: Settings of the run: transform, batch.
+        model: Model of `open_exported`.
+    """
+
+    def __init__(self, config: RunConfig, model: Exported) -> None:
+        recipe = create("transforms", config.transform)
+        if recipe.size > recipe.resize:
+            raise UnimetricError(
+                f"{model.path}: its crop ({recipe.size} pixels) is larger than the resized image ({recipe.resize})",
+                "build the index from the run folder",
+            )
+        self.model, self.view, self.dim = model, _Square(recipe), model.dim
+        self.device, self.batch = torch.device("cpu"), config.evaluate_batch or 32
+        try:  # the first pass also allocates memory, so no query waits for that
+            shape = self.embed(torch.zeros(1, 3, recipe.resize, recipe.resize, dtype=torch.uint8)).shape
+        except Exception as error:  # onnxruntime raises many types
+            raise UnimetricError(f"{model.path}: cannot be run: {str(error)[:200]}", "export the run again") from None
+        if shape != (1, self.dim):
+            raise UnimetricError(f"{model.path}: its output must be (1, {self.dim}), got {tuple(shape)}", "export the run again")
+
+    def embed(self, crops: Tensor) -> Float[Tensor, "B D"]:
+        """Return the raw embeddings of squares (B, 3, S, S) uint8, in float32."""
+        return torch.from_numpy(self.model.function(np.ascontiguousarray(crops.permute(0, 2, 3, 1).numpy()))).float()
+
+
+def open_embedder(config: RunConfig, model: Any) -> Embedder:
+    """Return the embedder of a model of `build_model`, or of an exported file."""
+    return ExportedEmbedder(config, model) if isinstance(model, Exported) else Embedder(config, model)
+
+
+def weights_of(model: Any) -> str:
+    """Return the hash that identifies a model."""
+    return model.digest if isinstance(model, Exported) else hash_tensors(model.state_dict()).hex()
+
+
+def open_own(path: Path, facts: Facts, settings: Mapping[str, Any]) -> tuple[RunConfig, Any]:
+    """Return settings and model of an index.
+
+    Args:
+        path: Index folder.
+        facts: Content of its `index.toml`.
+        settings: Settings of this machine, such as `device`.
+    """
+    own = path / facts.model
+    config, model = open_exported(own) if format_of(own) else open_run(own)
+    if weights_of(model) != facts.weights:
+        raise UnimetricError(f"{own}: is not the model that has built the index", "restore the index from a copy, or build it again")
+    return overridden(config, dict(settings), own), model
+
+
 def _batches(items: Iterable[tuple[str, bytes | None]], size: int) -> Iterator[list[tuple[str, bytes | None]]]:
     batch: list[tuple[str, bytes | None]] = []
     for item in items:
@@ -141,7 +215,7 @@ class _Reader:
             if digest == known:
                 return Reading(digest), None
             if not located(path):
-                array = np.array(parse_image(data, path)[0])
+                array = np.array(parse_image(data, path, split_box(path)[1])[0])
             return Reading(digest, embedded=True), crop_center(array, self.view, path)
         except UnimetricError as error:
             return Reading(digest, error.message.removeprefix(f"{path}: ")), None
@@ -192,7 +266,7 @@ def to_array(image: Any) -> np.ndarray:
     """
     if isinstance(image, str | Path):
         path = str(image)
-        return decode(path) if located(path) else np.array(parse_image(_read_query(path), path)[0])
+        return decode(path) if located(path) else np.array(parse_image(_read_query(path), path, split_box(path)[1])[0])
     if isinstance(image, Image.Image):
         return np.array(image.convert("RGB"))
     array = np.asarray(image)

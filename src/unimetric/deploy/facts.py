@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from unimetric.files import write_text
 FORMAT = 1
 FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
 THRESHOLDS, UNREADABLE = "thresholds.json", "unreadable.txt"
+RUNTIMES = ("torch", "onnx")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _REBUILD = "restore the index from a copy, or build it again"
 
@@ -46,6 +47,7 @@ class Facts:
         columns: Type of each column.
         placement: Geometry of the vectors, with the center and scale of the first build.
         report: What the store has measured.
+        runtime: Runtime of the model: `torch`, or `onnx` for an exported file.
     """
 
     format: int
@@ -67,6 +69,12 @@ class Facts:
     columns: dict[str, str]
     placement: Placement
     report: dict[str, Any]
+    runtime: str = "torch"
+
+    @property
+    def model(self) -> str:
+        """Name of the folder or file of the model."""
+        return MODEL if self.runtime == "torch" else f"{MODEL}.{self.runtime}"
 
     def write(self, folder: Path) -> None:
         """Write the file atomically."""
@@ -89,9 +97,11 @@ class Facts:
                 raise UnimetricError(f"{file}: was written by a newer Unimetric ({found['unimetric']})", "update Unimetric")
             placement = found["placement"]
             found["placement"] = Placement(**placement | {"center": tuple(map(float, placement["center"]))})
-            facts = cls(**{each.name: found[each.name] for each in fields(cls)})
+            facts = cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found or each.default is MISSING})
             if not isinstance(facts.dim, int) or not all(kind in TYPES for kind in facts.columns.values()):
                 raise ValueError("unknown type")
+            if facts.runtime not in RUNTIMES:
+                raise ValueError(f"unknown runtime `{facts.runtime}`")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnimetricError(f"{file}: cannot be read: {error}", _REBUILD) from None
         return facts
@@ -120,7 +130,7 @@ def read_thresholds(folder: Path) -> dict[str, Any] | None:
         raise UnimetricError(f"{file}: cannot be read: {error}", "remove it, or run `unimetric calibrate` again") from None
 
 
-def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: bool, placement: Placement) -> Facts:
+def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: bool, placement: Placement, runtime: str) -> Facts:
     """Return the facts of an index that is about to be built."""
     return Facts(
         format=FORMAT,
@@ -142,6 +152,7 @@ def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: 
         columns={},
         placement=placement,
         report={},
+        runtime=runtime,
     )
 
 
@@ -160,7 +171,7 @@ def check_same(facts: Facts, *, weights: str, store: str | None, labels: bool | 
     if weights and weights != facts.weights:
         raise UnimetricError(
             f"{path}: was built by another model ({facts.backbone}, weights {facts.weights[:12]})",
-            f"choose another --out, or use its own model: `{path / MODEL}`",
+            f"choose another --out, or use its own model: `{path / facts.model}`",
         )
     if store is not None and store != facts.store:
         raise UnimetricError(f'{path}: was built with `--store "{facts.store}"`', "choose another --out, or use the same store")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from unimetric.analysis.projection import project
+from unimetric.deploy.embedding import crop_center
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
 from unimetric.images.decode import FORMATS, MOST_PIXELS, parse_image, read_bytes
+from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
+from unimetric.images.regions import split_box
 
 #: Formats that every browser shows, and their media types. Others are sent as PNG.
 _SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp"}
@@ -26,8 +31,8 @@ _SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF":
 _SIDE, _CACHE = 320, 64 << 20
 #: Points of the map; rows and values of which the columns are summarized.
 _POINTS, _ROWS, _VALUES = 2000, 100_000, 200
-#: Images with more pixels are decoded one at a time.
-_LARGE = 8_000_000
+#: Images with more pixels are decoded one at a time, and copied by so many rows.
+_LARGE, _ROWS_AT_ONCE = 8_000_000, 256
 #: Largest ratio of the sides of an image. Resizing its short side takes memory that grows with it.
 _RATIO = 60
 
@@ -88,10 +93,10 @@ class Gallery:
         path = self.index.image_path(id_)
         if not located(path):
             data = read_bytes(path)
-            kind = format_of(data, id_)
-            if kind in _SHOWN:
+            kind, box = format_of(data, id_), split_box(path)[1]
+            if kind in _SHOWN and box is None:
                 return data, _SHOWN[kind]
-            image = parse_image(data, id_)[0]
+            image = parse_image(data, id_, box)[0]
         else:
             image = Image.fromarray(decode(path))
         out = io.BytesIO()
@@ -209,13 +214,47 @@ def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
         name: Name for errors.
         most: Largest number of pixels.
     """
-    format_of(data, name, most)
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        large = image.width * image.height > _LARGE
-    if not large:
+    kind = format_of(data, name, most)
+    if kind == "JPEG2000":  # its decoder takes four times the memory of others
+        format_of(data, name, most // 4)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+        width, height = header.size
+    if width * height <= _LARGE:
         return np.array(parse_image(data, name)[0])
     with _one_large:  # bounds the memory of all threads
-        return np.array(parse_image(data, name)[0])
+        image = parse_image(data, name)[0]
+        pixels = np.empty((height, width, 3), np.uint8)
+        for top in range(0, height, _ROWS_AT_ONCE):  # a whole image would be copied twice on its way to numpy
+            bottom = min(top + _ROWS_AT_ONCE, height)
+            pixels[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
+        return pixels
+
+
+def crop_upload(data: bytes, view: View, most: int) -> Tensor:
+    """Return the crop of an upload for the model.
+
+    The memory of a large image goes back to the system.
+
+    Args:
+        data: Content of the file.
+        view: View of the model.
+        most: Largest number of pixels.
+    """
+    pixels = decode_upload(data, "the upload", most)
+    crop = crop_center(pixels, view, "the upload")
+    if pixels.size > 3 * _LARGE:
+        del pixels
+        _release_memory()
+    return crop
+
+
+def _release_memory() -> None:
+    """Return freed memory to the system.
+
+    The C library would keep up to 64 MiB of it per thread.
+    """
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
@@ -233,7 +272,7 @@ def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
         orientation = 1
         with Image.open(io.BytesIO(data), formats=FORMATS) as header:
             orientation = header.getexif().get(0x0112, 1)
-        image = parse_image(data, path)[0]
+        image = parse_image(data, path, split_box(path)[1])[0]
         if orientation != 1:
             image.getexif()[0x0112] = orientation
             image = ImageOps.exif_transpose(image)

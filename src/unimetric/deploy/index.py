@@ -1,7 +1,7 @@
 """Index: the images of a folder as vectors in a store, with the model that made them.
 
     index.toml          weights, transform, geometry, center and scale, store, columns, count
-    model/              exported model
+    model/              exported model, or the file model.onnx
     store/              vectors, ids and columns
     files.db            size, time and digest of every file
     thresholds.json     score from which two images are of one class, if it was calibrated
@@ -24,17 +24,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from unimetric.deploy.embedding import Embedder
-from unimetric.deploy.facts import FACTS, MODEL, STORE, UNREADABLE, Facts, read_thresholds
+from unimetric.deploy.embedding import Embedder, open_embedder, open_own
+from unimetric.deploy.facts import FACTS, STORE, UNREADABLE, Facts, read_thresholds
 from unimetric.errors import UnimetricError, closest
 from unimetric.kinds import Store
-from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.model import loss_with_geometry, place
-from unimetric.runs.weights import hash_tensors
 from unimetric.spec import create
 from unimetric.stores._where import Where, check, from_dict, parse
-
-_REBUILD = "restore the index from a copy, or build it again"
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Index:
         """Build an index, resume a build, or update an index with the same model.
 
         Args:
-            model: Run folder, exported folder, or backbone spec string with pretrained weights.
+            model: Run folder, exported folder, ONNX file of `unimetric export`, or backbone spec string with pretrained weights.
             source: Folder of images at any depth, csv file with a column `path`, or dataset spec string.
             path: Index folder.
             options: Options of `deploy.building.build`: `store`, `labels`, `workers`, `progress`, and settings of a run, such as
@@ -149,12 +145,9 @@ class Index:
     def embedder(self) -> Embedder:
         """Model of the index on its device, opened on first use."""
         if self._embedder is None:
-            config, model = open_run(self.path / MODEL)
-            if hash_tensors(model.state_dict()).hex() != self.facts.weights:
-                raise UnimetricError(f"{self.path / MODEL}: is not the model that has built the index", _REBUILD)
-            config = overridden(config, {"device": self.device}, self.path / MODEL)
+            config, model = open_own(self.path, self.facts, {"device": self.device})
             self._loss = loss_with_geometry(config, model.dim)
-            self._embedder = Embedder(config, model)
+            self._embedder = open_embedder(config, model)
         return self._embedder
 
     @property

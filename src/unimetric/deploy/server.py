@@ -26,11 +26,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from unimetric.deploy.batching import Batcher, Busy
-from unimetric.deploy.embedding import crop_center
 from unimetric.deploy.feedback import Feedback
-from unimetric.deploy.gallery import Gallery, TooLarge, decode_upload, format_of
+from unimetric.deploy.gallery import Gallery, TooLarge, crop_upload, decode_upload, format_of
 from unimetric.deploy.guard import COOKIE, Guard, cookie_of
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
@@ -237,8 +237,7 @@ class Server:
             def prepare() -> Question:
                 if read is None:
                     return Question(gallery, k, where, vector=gallery.stored(id_), exclude=id_)
-                pixels = decode_upload(read(), "the upload", self.options.pixels)
-                return Question(gallery, k, where, crop=crop_center(pixels, gallery.embedder.view, "the upload"))
+                return Question(gallery, k, where, crop=crop_upload(read(), gallery.embedder.view, self.options.pixels))
 
             def start() -> asyncio.Future[Question]:
                 return asyncio.get_running_loop().run_in_executor(self.threads, prepare)
@@ -247,8 +246,8 @@ class Server:
             limit = gallery.index.thresholds
         found = [
             {"id": hit.id, "path": hit.path, "score": hit.score, "known": hit.known, "columns": hit.columns}
-            | {"image": f"/images/{quote(hit.id)}", "thumbnail": f"/thumbnails/{quote(hit.id)}"}
-            for hit in hits
+            | {"image": f"/images/{name}", "thumbnail": f"/thumbnails/{name}"}
+            for hit, name in ((each, quote(each.id)) for each in hits)
         ]
         known = None if limit is None else bool(hits and hits[0].known)
         return {
@@ -397,6 +396,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(TimeoutError)
     async def report_timeout(request: Request, error: TimeoutError) -> Response:
         return _problem(503, "the search took too long", "try again", **{"Retry-After": "5"})
+
+    @app.exception_handler(ClientDisconnect)
+    async def report_gone(request: Request, error: ClientDisconnect) -> Response:
+        return _problem(400, "the body of the request is not complete")  # the client is gone, and the server has not failed
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:

@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image
 
 from unimetric.errors import UnimetricError
+from unimetric.images.members import read_member, split_member
+from unimetric.images.regions import Box, file_of, split_box
 
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
@@ -29,30 +31,46 @@ _SKIP_HINT = 'fix or remove it, or skip such images with `on_bad_picture = "skip
 
 
 def load_image(path: str) -> tuple[Image.Image, bytes, str]:
-    """Read an image file.
+    """Read an image file, or a box in it.
 
     Returns:
         The RGB image, the bytes of the file, and their format if they can be stored as they are (else "").
     """
-    return parse_image(read_bytes(path), path)
+    return parse_image(read_bytes(path), path, split_box(path)[1])
 
 
 def read_bytes(path: str) -> bytes:
-    """Read the bytes of an image file. A file that cannot be read is an error."""
+    """Read the bytes of an image file, whole if the path has a box.
+
+    A file that cannot be read is an error.
+    """
+    member = split_member(split_box(path)[0])
+    path = file_of(path)
     if not os.path.isfile(path):  # checked first, because opening a pipe would block forever
         reason = "is not a file" if os.path.exists(path) else "there is no such image"
         raise UnimetricError(f"{path}: {reason}", _SKIP_HINT)
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read() if member is None else read_member(file, member)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # a lack of resources, not a bad image: it must not be skipped
         raise UnimetricError(f"{path}: cannot be read ({error.strerror})", _SKIP_HINT) from None
 
 
-def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
-    """Decode an image from bytes.
+def image_size(path: str) -> tuple[int, int] | None:
+    """Return width and height from the header of an image file, or None if it cannot be read."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return image.size
+    except Exception:  # decoding the file raises a better error
+        return None
+
+
+def parse_image(data: bytes, name: str, box: Box | None = None) -> tuple[Image.Image, bytes, str]:
+    """Decode an image from bytes, and crop it to a box.
 
     Returns:
         The RGB image, its bytes, and their format if they can be stored as they are (else "").
@@ -68,9 +86,14 @@ def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
         native = (image.format or "").lower() if image.mode == "RGB" else ""
         if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+        if box is not None:
+            image, native = _crop_box(image, box, name), ""
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
-        return image.convert("RGB"), data, native
+        if image.mode != "RGB":
+            return image.convert("RGB"), data, native
+        image.load()  # a conversion to the same mode would copy all pixels
+        return image, data, native
     except (MemoryError, UnimetricError):
         raise
     except Image.UnidentifiedImageError:
@@ -79,6 +102,17 @@ def parse_image(data: bytes, name: str) -> tuple[Image.Image, bytes, str]:
         raise UnimetricError(f"{name}: has more than {MOST_PIXELS // 10**6} megapixels, a decompression bomb", _SKIP_HINT) from None
     except Exception as error:  # decoders raise many types for a broken file: OSError, SyntaxError, struct.error, ...
         raise UnimetricError(f"{name}: cannot be decoded ({error})", _SKIP_HINT) from None
+
+
+def _crop_box(image: Image.Image, box: Box, name: str) -> Image.Image:
+    left, top, width, height = box
+    if not (width and height) or left + width > image.width or top + height > image.height:
+        raise UnimetricError(
+            f"{name}: the box must be inside the image of {image.width} x {image.height} pixels, got x={left}, y={top}, "
+            f"width={width}, height={height}",
+            "correct the box",
+        )
+    return image.crop((left, top, left + width, top + height))
 
 
 def shrink(image: Image.Image, short_side: int | None, interpolation: str) -> Image.Image:

@@ -21,7 +21,8 @@ class Table:
     """Images and their annotations, one row per image.
 
     Args:
-        paths: Path of each image: a file, or `FILE.pack::ROW` for an image inside a pack.
+        paths: Path of each image: a file, `FILE#xywh=X,Y,WIDTH,HEIGHT` for a box in it, or `FILE.pack::ROW` for an
+            image inside a pack.
         labels: (N,) int64 indices into `class_names`.
         class_names: One unique name per class, so that (dataset, class) never collides.
         train: (N,) bool mask of the training classes in the published split.

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unimetric.arguments import Count, NonNegative, Positive, Real
+from unimetric.arguments import Count, Fraction, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
+from unimetric.losses._classes import ClassSample
 
 
 class ArcFace(Loss):
@@ -42,6 +43,8 @@ class ArcFace(Loss):
             of every angle above 90 degrees is then zero.
         lr: Learning rate of the class directions.
         weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
+        negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
+            Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -60,18 +63,21 @@ class ArcFace(Loss):
         clamp_positive: bool = False,
         lr: NonNegative = 5e-4,
         weight_decay: NonNegative = 0.0,
+        negatives: Fraction = 1.0,
         num_classes: Count,
         dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.fallback, self.clamp_positive, self.lr = margin, scale, fallback, clamp_positive, lr
         self.group = {"weight_decay": weight_decay}
+        self.sample = ClassSample(negatives)
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
+        proxies, labels = self.sample(self.proxies, labels)
         # The slope of the arc cosine is infinite at 1. The distance to 1 must be visible in float32.
         low, high = (1e-10, 1 - 1e-7) if self.clamp_positive else (-1 + 1e-7, 1 - 1e-7)
-        cosine = class_cosines(embeddings, self.proxies).clamp(low, high)
+        cosine = class_cosines(embeddings, proxies).clamp(low, high)
         target = cosine.gather(1, labels[:, None])
         turned = target * math.cos(self.margin) - (1 - target.square()).sqrt() * math.sin(self.margin)
         if self.fallback:

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unimetric.arguments import Count, NonNegative, Positive, Real
+from unimetric.arguments import Count, Fraction, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
+from unimetric.losses._classes import ClassSample
 
 
 class CosFace(Loss):
@@ -32,6 +33,8 @@ class CosFace(Loss):
         scale: Inverse temperature.
         lr: Learning rate of the class directions. The paper states none; this is that of `arcface`.
         weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
+        negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
+            Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -48,15 +51,18 @@ class CosFace(Loss):
         scale: Positive = 64.0,
         lr: NonNegative = 5e-4,
         weight_decay: NonNegative = 0.0,
+        negatives: Fraction = 1.0,
         num_classes: Count,
         dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.lr = margin, scale, lr
         self.group = {"weight_decay": weight_decay}
+        self.sample = ClassSample(negatives)
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        cosine = class_cosines(embeddings, self.proxies)
+        proxies, labels = self.sample(self.proxies, labels)
+        cosine = class_cosines(embeddings, proxies)
         lowered = cosine.scatter_add(1, labels[:, None], torch.full_like(cosine[:, :1], -self.margin))
         return F.cross_entropy(self.scale * lowered, labels)

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unimetric.arguments import Count, NonNegative, Positive
+from unimetric.arguments import Count, Fraction, NonNegative, Positive
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
+from unimetric.losses._classes import ClassSample
 
 
 class NormalizedSoftmax(Loss):
@@ -36,6 +37,8 @@ class NormalizedSoftmax(Loss):
             Products.
         weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4 for all its
             proxies.
+        negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
+            Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -46,12 +49,21 @@ class NormalizedSoftmax(Loss):
     family = "proxy"
 
     def __init__(
-        self, *, temperature: Positive = 0.05, lr: NonNegative = 1e-5, weight_decay: NonNegative = 0.0, num_classes: Count, dim: Count
+        self,
+        *,
+        temperature: Positive = 0.05,
+        lr: NonNegative = 1e-5,
+        weight_decay: NonNegative = 0.0,
+        negatives: Fraction = 1.0,
+        num_classes: Count,
+        dim: Count,
     ) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}
+        self.sample = ClassSample(negatives)
         self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        return F.cross_entropy(class_cosines(embeddings, self.proxies) / self.temperature, labels)
+        proxies, labels = self.sample(self.proxies, labels)
+        return F.cross_entropy(class_cosines(embeddings, proxies) / self.temperature, labels)

@@ -19,25 +19,26 @@ def import_ray() -> Any:
         raise UnimetricError("`--ray` requires Ray, which is not installed", "pip install 'unimetric[ray]'") from None
 
 
-def connect(address: str) -> Any:
+def connect(address: str, *, cpus: int | None = None) -> Any:
     """Connect to a Ray cluster, and return the module `ray`.
 
     Args:
         address: Address of the cluster. `auto` finds the cluster of this machine, `local` starts one here that other machines
             cannot reach.
+        cpus: Cores of a cluster that is started here. Defaults to those of the machine.
     """
     hint = "start one with `ray start --head`, or use `--ray local`"
     options: dict[str, Any] = {}
     if address == "local":
         # Ray reads this on import. Its processes then listen on 127.0.0.1 instead of on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        options["include_dashboard"] = False
+        options |= {"include_dashboard": False, "num_cpus": cpus}
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # 40 seconds each, if something else listens at the address
     _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address, hint)
     ray = import_ray()
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True, **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except Exception as error:  # a start that takes too long raises a plain Exception
         raise UnimetricError(f"no Ray cluster at {address!r}: {error}", hint) from None
     return ray
 

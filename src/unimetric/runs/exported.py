@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Table
+from unimetric.runs.folder import overridden
 from unimetric.spec import create, declaration, names
 
 #: Function of a format: uint8 images (B, H, W, 3) of one size -> embeddings (B, D).
@@ -72,10 +74,12 @@ class Exported:
     """Model of an exported file.
 
     Args:
+        path: File.
         function: Function that embeds images.
         notes: What the file stores about its run.
     """
 
+    path: Path
     function: Embed
     notes: dict[str, Any]
 
@@ -84,18 +88,32 @@ class Exported:
         """Embedding dimension."""
         return int(self.notes["dim"])
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
-def open_exported(path: str | Path) -> tuple[RunConfig, Exported]:
+
+def open_exported(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[RunConfig, Exported]:
     """Open an exported file: the settings of its run, and its model.
 
     Args:
         path: File of a format that has a suffix.
+        overrides: Settings that replace those of the run, such as `dataset`.
     """
+    for key in ("backbone", "adapter", "head", "transform"):
+        if key in (overrides or {}):
+            raise UnimetricError(f"{path}: contains its `{key}`, which cannot be replaced", f"remove `{key}`, or use the run folder")
     function, notes = create("formats", format_of(path)).read(Path(path))
     try:
-        return from_settings(dict(notes["settings"]), str(path)), Exported(function, notes | {"dim": int(notes["dim"])})
+        config, model = (
+            from_settings(dict(notes["settings"]), str(path)),
+            Exported(Path(path), function, notes | {"dim": int(notes["dim"])}),
+        )
     except (KeyError, TypeError, ValueError):
         raise UnimetricError(f"{path}: its notes have no settings of a run", "export the run again") from None
+    return (overridden(config, dict(overrides), path) if overrides else config), model
 
 
 #: Images that are decoded at once. Those of one size are embedded together.

@@ -19,6 +19,7 @@ from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.images.pack import located, opened
 from unimetric.images.packing import relative_names
+from unimetric.images.regions import file_of
 from unimetric.images.table import Split, Table
 
 RECORD = "data.json"
@@ -59,7 +60,7 @@ def _size_and_time(path: str) -> tuple[int, int]:
     if location is not None:
         return int(opened(location[0]).lengths[location[1]]), 0
     try:
-        state = os.stat(path)
+        state = os.stat(file_of(path))
     except OSError:  # reading it raises a better error
         return -1, 0
     return state.st_size, state.st_mtime_ns

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,6 +65,30 @@ def read(place: str, name: str) -> bytes | None:
         return files.cat_file(f"{path}/{name}")
     except OSError:
         return None
+
+
+def list_files(place: str) -> set[str]:
+    """Return the names of the files in a folder or at a URL; none if it does not exist."""
+    folder = on_disk(place)
+    try:
+        if folder is not None:
+            return {each.name for each in folder.iterdir()}
+        files, path = _open_remote(place)
+        files.invalidate_cache()
+        return {os.path.basename(each) for each in files.ls(path, detail=False)}
+    except OSError:
+        return set()
+
+
+def remove(place: str, name: str) -> None:
+    """Remove a file if it exists."""
+    folder = on_disk(place)
+    with suppress(FileNotFoundError):
+        if folder is not None:
+            (folder / name).unlink()
+        else:
+            files, path = _open_remote(place)
+            files.rm_file(f"{path}/{name}")
 
 
 def pull(place: str, folder: Path, *, weights: bool = True) -> None:
