@@ -29,7 +29,7 @@ from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
 from unimetric.runs.exported import Exported, embed_files, format_of, open_exported
 from unimetric.runs.folder import check_own_images, open_run, overridden
-from unimetric.runs.model import build_model, loss_with_geometry, place
+from unimetric.runs.model import Model, build_model, loss_with_geometry, place
 from unimetric.runs.rows import read_table, readable
 
 #: Callback with the results of each class.
@@ -82,6 +82,7 @@ def evaluate(
         raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
     if save is not None and not Path(save).name:
         raise UnimetricError(f"`--save` must be a file, got the folder {save}", "use `--save embeddings.npz`")
+    model: Model | Exported
     if isinstance(run, RunConfig):
         config = from_settings(asdict(run) | overrides)
         model = build_model(config)

@@ -152,7 +152,7 @@ def _scan(file: Path, field: str) -> Images:
     try:
         with tarfile.open(file, "r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # a list of all members would take gigabytes
+                archive.members.clear()  # type: ignore[attr-defined]  # a list of all members would take gigabytes
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 key, ending = f"{folder}/{key}", f".{ending.lower()}"

@@ -94,7 +94,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory, instead of mapping it anew for each layer.
+    """Let the C library keep freed memory, instead of mapping it again for each layer.
 
     By default it maps every large tensor separately, and the kernel clears each page at its first use. With a convolutional network on a
     CPU, that takes as long as the network itself. Memory beyond 1 GiB at the end of the heap still goes back to the system.
