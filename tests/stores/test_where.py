@@ -81,6 +81,7 @@ def test_parse_reads_the_whitelist(text: str, where: Where) -> None:
         ("known = 1", "`known` holds truth values"),
         ("price like 'a'", "`price` holds numbers"),
         ("label and size = 1", "`label` holds text, got True"),
+        ("price < 0E", "`0E` is not a number"),
     ],
 )
 def test_parse_rejects_everything_else(text: str, problem: str) -> None:

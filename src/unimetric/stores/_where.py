@@ -268,7 +268,10 @@ def _value(node: Any) -> Any:
         _reject(node)
     if node.is_string:
         return str(node.this)
-    return int(node.this) if re.fullmatch(r"[0-9]+", node.this) else float(node.this)
+    try:
+        return int(node.this) if re.fullmatch(r"[0-9]+", node.this) else float(node.this)
+    except ValueError:  # such as `0E`, or an integer of more than 4,300 digits
+        raise UnimetricError(f"`{node.this[:200]}` is not a number", "write a number such as 50 or 1.5e3") from None
 
 
 def check(where: Where, columns: Mapping[str, type]) -> Where:
