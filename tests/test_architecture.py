@@ -225,6 +225,7 @@ PROBES = {
     "spec.py": "names of modules, classes and functions",
     "arguments.py": "globals of a function",
     "cli/options.py": "metadata of a type hint",
+    "geometry/shards.py": "parameters, of which few are divided among ranks",
     "analysis/ensemble.py": "rows of a split by name",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -21,8 +22,12 @@ from unimetric import Index
 from unimetric.cli import app
 from unimetric.deploy import building
 from unimetric.deploy.building import build
+from unimetric.deploy.measuring import evaluate_index
+from unimetric.deploy.sharded_gallery import ShardedGallery
 from unimetric.deploy.sharding import Cluster
 from unimetric.errors import UnimetricError
+from unimetric.geometry.barred import Barred
+from unimetric.geometry.nearest import nearest
 
 IMAGES = int(os.environ.get("UNIMETRIC_IMAGES", "600"))
 CLUSTER = Cluster("auto", workers=2)
@@ -100,8 +105,35 @@ def test_cluster_with_a_killed_worker_builds_the_same_index(colored: Path, image
     assert counts == {"added": IMAGES - 2, "changed": 0, "deleted": 0, "unreadable": 2}
     assert content(tmp_path / "there") == content(tmp_path / "serial") and not (tmp_path / "there" / "shards").exists()
     assert seen == [*range(64, IMAGES, 64), IMAGES]
+    with Index.open(tmp_path / "there") as index:
+        texts = ["recall(k=1)", "map_at_r"]
+        assert evaluate_index(index, metrics=texts, cluster=CLUSTER) == evaluate_index(index, metrics=texts)
     stores = [sorted((file.name, file.read_bytes()) for file in (tmp_path / name / "store").iterdir()) for name in ("there", "serial")]
     assert stores[0] == stores[1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_sharded_gallery_finds_what_one_process_finds() -> None:
+    """Bit for bit, with equal scores across shards, with rows that find fewer than k columns, and with a killed worker."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randint(-2, 3, (700, 4), generator=generator).float()  # many equal scores
+    points[:300] = torch.randn(300, 4, generator=generator)
+    codes = torch.randint(0, 3, (700,), generator=generator)
+    gallery = ShardedGallery(points, CLUSTER)
+    assert gallery.starts == [0, 384] and gallery.sizes == [384, 316]
+    barred = {
+        "none": None,
+        "some": Barred(codes, codes),
+        "most": Barred(codes * 0, (codes * 0).index_fill(0, torch.tensor([3, 650]), 1)),  # two columns are left
+    }
+    queries = torch.arange(700)
+    for name, each in barred.items():
+        for k in (1, 10, 400):
+            [(_, values, columns)] = nearest(points, points.clone(), k, own=queries, barred=each)
+            [(top, scores, found)] = gallery.nearest(points, k, own=queries, barred=each)
+            assert top == 0 and torch.equal(scores, values) and torch.equal(found, columns), (name, k)
+            if (name, k) == ("some", 10):
+                os.kill(gallery.ray.get(gallery.workers[1].__ray_call__.remote(lambda worker: os.getpid())), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("cluster", "small_shards")
@@ -158,3 +190,8 @@ def test_command_rejects_wrong_options(colored: Path, tmp_path: Path, words: lis
     result = CliRunner().invoke(app, ["index", str(colored / "run"), str(colored / "images"), "--out", str(tmp_path / "new"), *words])
     assert isinstance(result.exception, UnimetricError) and problem in str(result.exception)
     assert not (tmp_path / "new").exists()
+
+
+def test_only_an_index_is_evaluated_on_a_cluster(colored: Path) -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(colored / "run"), "--ray", "auto"])
+    assert isinstance(result.exception, UnimetricError) and "require an index" in str(result.exception)

@@ -151,7 +151,9 @@ def _reject_others(path: str | Path, others: dict[str, Any]) -> None:
             raise UnimetricError(f"{path}: `{name}` requires a run folder, got an index", "remove it")
 
 
-def evaluate_stored(path: str, metrics: list[str], level: float, out: Path | None, others: dict[str, Any]) -> None:
+def evaluate_stored(
+    path: str, metrics: list[str], level: float, out: Path | None, others: dict[str, Any], *, ray: str, gpus: float
+) -> None:
     """Evaluate an index, and print the values of exact and of stored neighbors."""
     from unimetric.deploy.index import Index
     from unimetric.deploy.measuring import evaluate_index
@@ -160,7 +162,9 @@ def evaluate_stored(path: str, metrics: list[str], level: float, out: Path | Non
 
     _reject_others(path, others)
     with Display() as display, Index.open(path, device="cpu") as opened:
-        found = evaluate_index(opened, metrics=metrics, level=level, progress=lambda done, total: display.step("searching", done, total))
+        progress = lambda done, total: display.step("searching", done, total)  # noqa: E731
+        cluster = _read_cluster(ray, None, gpus, 1.0, "")
+        found = evaluate_index(opened, metrics=metrics, level=level, progress=progress, cluster=cluster)
         display.line(f"{'':<32} {'exact':>8} {opened.facts.store.partition('(')[0]:>8}")
         for name, value in found["exact"].items():
             display.line(f"{name:<32} {value:>8.4f} {found['store'][name]:>8.4f}")

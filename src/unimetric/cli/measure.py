@@ -62,6 +62,8 @@ def evaluate(
     ] = "",
     dims: Annotated[str, typer.Option(help="Numbers of first dimensions to evaluate as well, such as 32,64,128.")] = "",
     precisions: Annotated[str, typer.Option(help="Precisions to evaluate as well: float16,int8,binary.")] = "",
+    ray: Annotated[str, typer.Option(help="For an index: Ray cluster that searches exactly, in shards; `auto` finds one.")] = "",
+    gpus: Annotated[float, typer.Option(help="With --ray: GPUs per worker.", min=0)] = 0.0,
 ) -> None:
     """Evaluate a run, an index, saved embeddings, or a pretrained network.
 
@@ -87,8 +89,11 @@ def evaluate(
     if is_index(target):
         others: dict[str, Any] = {"--dims": dims, "--precisions": precisions}
         others |= {"settings": overrides, "--rerank": rerank, "--save": save, "--per-class": per_class, "--duplicates": duplicates}
-        evaluate_stored(target, texts, level, out, others | {"--part": part != "test", "--group-rule": group_rule, "--explain": explain})
+        others |= {"--part": part != "test", "--group-rule": group_rule, "--explain": explain}
+        evaluate_stored(target, texts, level, out, others, ray=ray, gpus=gpus)
         return
+    if ray or gpus:
+        raise UnimetricError(f"{target}: `--ray` and `--gpus` require an index", "remove them, or build an index with `unimetric index`")
     classes: list[dict[str, Any]] = []
     options: dict[str, Any] = {"metrics": texts, "rerank": rerank, "level": level, "per_class": classes.extend if per_class else None}
     options["group_rule"] = group_rule

@@ -17,6 +17,8 @@ from unimetric.analysis.evaluate import check_metrics, numbers_of
 from unimetric.datasets.files import LABEL
 from unimetric.deploy.facts import THRESHOLDS, Facts
 from unimetric.deploy.index import Index, unknown_column
+from unimetric.deploy.sharded_gallery import ShardedSpace
+from unimetric.deploy.sharding import Cluster
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry.pair_scores import PairScores, quantiles
@@ -91,7 +93,7 @@ def _labeled(index: Index, most: int | None = None) -> tuple[list[str], np.ndarr
 
 
 def evaluate_index(
-    index: Index, *, metrics: Sequence[str] = (), level: float = 0.0, progress: Progress | None = None
+    index: Index, *, metrics: Sequence[str] = (), level: float = 0.0, progress: Progress | None = None, cluster: Cluster | None = None
 ) -> dict[str, dict[str, float]]:
     """Evaluate the images of an index with their labels.
 
@@ -102,6 +104,7 @@ def evaluate_index(
         metrics: Metric spec strings. Defaults to recall@1.
         level: Level of confidence intervals, such as 0.95; 0 for none.
         progress: Callback with (finished queries, all queries).
+        cluster: Cluster whose workers search exactly, each in a shard of the gallery. Defaults to this process.
 
     Returns:
         `exact` and `store`: metric values by spec string.
@@ -116,8 +119,9 @@ def evaluate_index(
     texts = list(metrics) or ["recall(k=1)"]
     codes = torch.from_numpy(labels)
     stored = StoredSpace(index, ids, points, codes, progress=progress, **options)
+    space = Space(points, codes, **options) if cluster is None else ShardedSpace(cluster, points, codes, **options)
     return {
-        "exact": numbers_of(Space(points, codes, **options), texts, level=level),
+        "exact": numbers_of(space, texts, level=level),
         "store": numbers_of(stored, texts, level=level),
     }
 

@@ -77,7 +77,7 @@ def nearest(
             if barred is not None:
                 barred.fill(score, -torch.inf, top=top, left=left)
             found = best(score, min(k, len(others)))
-            values, found_columns = found if left == 0 else _merge((values, found_columns), found, left, k)
+            values, found_columns = found if left == 0 else merge_best((values, found_columns), found, left, k)
         yield top, values, found_columns.masked_fill_(values == -torch.inf, -1)
 
 
@@ -142,18 +142,24 @@ def mutual(
             if barred is not None:
                 barred.fill(score, -torch.inf, top=row * side, left=column * side)
             mine, theirs = _find_better(score, held[row][0], held[column][0] if column > row else None, k)
-            held[row] = _merge(held[row], mine, column * side, k)
+            held[row] = merge_best(held[row], mine, column * side, k)
             if theirs is not None:
-                held[column] = _merge(held[column], theirs, row * side, k)
+                held[column] = merge_best(held[column], theirs, row * side, k)
         value, index = (part[: count - row * side] for part in held[row])
         held[row] = (value[:0], index[:0])
         yield row * side, value, index.masked_fill_(value == -torch.inf, -1)
 
 
-def _merge(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k: int) -> tuple[Tensor, Tensor]:
+def merge_best(held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], left: int, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of the held and the new scores.
 
     Held scores have lower columns, so a stable sort places them before equal new ones.
+
+    Args:
+        held: Scores and columns so far.
+        new: Scores and columns of a block.
+        left: First column of the block.
+        k: Number of scores per row.
     """
     values, order = torch.cat([held[0], new[0]], 1).sort(dim=1, descending=True, stable=True)
     return values[:, :k], torch.cat([held[1], new[1] + left], 1).gather(1, order[:, :k])

@@ -373,8 +373,12 @@ class Space:
         ask = ask if self.queries == self.size else ask[self.query]
         answer = answer if self.answers == self.size else answer[self.gallery]
         depth = k if self.rerank is None else min(max(k, self.rerank.depth), self.answers)
-        for start, _, near in nearest(ask, answer, depth, own=self.own, barred=self.barred, memory=self.memory):
+        for start, _, near in self._find(ask, answer, depth):
             yield start, near if self.rerank is None else self.rerank(start, near)[:, :k]
+
+    def _find(self, ask: Tensor, answer: Tensor, k: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield scores and columns of the k nearest gallery points, some queries at a time."""
+        yield from nearest(ask, answer, k, own=self.own, barred=self.barred, memory=self.memory)
 
     def hits(self, k: int) -> Iterator[Hits]:
         """Yield the matches among (at least) the k nearest neighbors, some queries at a time.

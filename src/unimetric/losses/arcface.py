@@ -6,13 +6,12 @@ import math
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from unimetric.arguments import Count, Fraction, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
-from unimetric.losses._classes import ClassSample
+from unimetric.losses._classes import Classes
 
 
 class ArcFace(Loss):
@@ -45,6 +44,8 @@ class ArcFace(Loss):
         weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
         negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
             Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
+        sharded: Whether each process of a run on several devices holds the directions of a part of the classes. The result is
+            the same, except for the random sample of `negatives`.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -64,22 +65,23 @@ class ArcFace(Loss):
         lr: NonNegative = 5e-4,
         weight_decay: NonNegative = 0.0,
         negatives: Fraction = 1.0,
+        sharded: bool = False,
         num_classes: Count,
         dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.fallback, self.clamp_positive, self.lr = margin, scale, fallback, clamp_positive, lr
         self.group = {"weight_decay": weight_decay}
-        self.sample = ClassSample(negatives)
-        self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
+        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        proxies, labels = self.sample(self.proxies, labels)
+        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
         # The slope of the arc cosine is infinite at 1. The distance to 1 must be visible in float32.
         low, high = (1e-10, 1 - 1e-7) if self.clamp_positive else (-1 + 1e-7, 1 - 1e-7)
         cosine = class_cosines(embeddings, proxies).clamp(low, high)
-        target = cosine.gather(1, labels[:, None])
+        target = self.sample.target(cosine, rows)
         turned = target * math.cos(self.margin) - (1 - target.square()).sqrt() * math.sin(self.margin)
         if self.fallback:
             turned = torch.where(target > math.cos(math.pi - self.margin), turned, target - math.sin(math.pi - self.margin) * self.margin)
-        return F.cross_entropy(self.scale * cosine.scatter(1, labels[:, None], turned), labels)
+        return self.sample.cross_entropy(self.scale * cosine, rows, self.scale * turned)

@@ -6,13 +6,12 @@ import math
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from unimetric.arguments import Count, Fraction, NonNegative, Positive, Real
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
-from unimetric.losses._classes import ClassSample
+from unimetric.losses._classes import Classes
 
 
 class CurricularFace(Loss):
@@ -47,6 +46,8 @@ class CurricularFace(Loss):
         weight_decay: Weight decay of the class directions. PUMA's code uses 1e-4.
         negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
             Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
+        sharded: Whether each process of a run on several devices holds the directions of a part of the classes. The result is
+            the same, except for the random sample of `negatives`.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -67,34 +68,34 @@ class CurricularFace(Loss):
         lr: NonNegative = 5e-4,
         weight_decay: NonNegative = 0.0,
         negatives: Fraction = 1.0,
+        sharded: bool = False,
         num_classes: Count,
         dim: Count,
     ) -> None:
         super().__init__()
         self.margin, self.scale, self.per_class_t, self.momentum, self.lr = margin, scale, per_class_t, momentum, lr
         self.group = {"weight_decay": weight_decay}
-        self.sample = ClassSample(negatives)
-        self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
+        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
         self.register_buffer("t", torch.zeros(num_classes if per_class_t else 1))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        classes = labels
-        proxies, labels = self.sample(self.proxies, classes)
+        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
         # The slope of the sine is infinite at 1. The distance to 1 must be visible in float32.
         cosine = class_cosines(embeddings, proxies).clamp(-1 + 1e-7, 1 - 1e-7)
-        target = cosine.gather(1, labels[:, None])  # (B, 1)
+        target = self.sample.target(cosine, rows)
         turned = target * math.cos(self.margin) - (1 - target.square()).sqrt() * math.sin(self.margin)
         beyond = target - math.sin(math.pi - self.margin) * self.margin
         logit = torch.where(target > math.cos(math.pi - self.margin), turned, beyond)
         if self.per_class_t:
             # Copy t, because it changes below before the backward pass reads it.
-            t, bound = self.t[classes][:, None].clone(), logit
-            self._renew(target, classes)
+            t, bound = self.t[labels][:, None].clone(), logit
+            self._renew(target, labels)
         else:
-            self._renew(target, classes)
+            self._renew(target, labels)
             t, bound = self.t.clone(), turned
         hard = torch.where(cosine > bound, cosine * (t + cosine), cosine)
-        return F.cross_entropy(self.scale * hard.scatter(1, labels[:, None], logit), labels)
+        return self.sample.cross_entropy(self.scale * hard, rows, self.scale * logit)
 
     def _renew(self, target: Float[Tensor, "B 1"], labels: Int[Tensor, "B"]) -> None:
         if not self.training:

@@ -6,13 +6,12 @@ import math
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from unimetric.arguments import Count, Fraction, NonNegative, Positive
 from unimetric.geometry import Memory, class_cosines
 from unimetric.kinds import Loss
-from unimetric.losses._classes import ClassSample
+from unimetric.losses._classes import Classes
 
 
 class NormalizedSoftmax(Loss):
@@ -39,6 +38,8 @@ class NormalizedSoftmax(Loss):
             proxies.
         negatives: Fraction of the classes that a training step uses: those of the batch, and random others, as in
             Partial FC (An et al., ICCVW 2021). 1 uses all. Smaller values save time and memory with very many classes.
+        sharded: Whether each process of a run on several devices holds the directions of a part of the classes. The result is
+            the same, except for the random sample of `negatives`.
         num_classes: Number of training classes.
         dim: Embedding dimension.
 
@@ -55,15 +56,16 @@ class NormalizedSoftmax(Loss):
         lr: NonNegative = 1e-5,
         weight_decay: NonNegative = 0.0,
         negatives: Fraction = 1.0,
+        sharded: bool = False,
         num_classes: Count,
         dim: Count,
     ) -> None:
         super().__init__()
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}
-        self.sample = ClassSample(negatives)
-        self.proxies = nn.Parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
+        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        proxies, labels = self.sample(self.proxies, labels)
-        return F.cross_entropy(class_cosines(embeddings, proxies) / self.temperature, labels)
+        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
+        return self.sample.cross_entropy(class_cosines(embeddings, proxies) / self.temperature, rows)

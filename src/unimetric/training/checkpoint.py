@@ -1,6 +1,6 @@
 """Checkpoints: all that a run needs to resume, in one safetensors file.
 
-The file is written atomically.
+The file is written atomically. It holds all rows of parameters that are divided among ranks, so that any number of ranks resumes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.geometry.shards import Shard, join, shard_of
 from unimetric.runs.device import evaluation_batch
 from unimetric.runs.folder import check_settings, settings_of
 from unimetric.runs.record import RECORD, check_images, hash_log, record_images
@@ -103,6 +104,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
     """
     fabric = state.fabric
     check_finite_weights(state, folder)
+    whole = join_shards(parts=state.parts, optimizers=state.optimizers)
     if fabric.global_rank == 0:
         save(
             folder / CHECKPOINT,
@@ -111,6 +113,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
             progress=progress.notes() | {"log": hash_log(folder, progress.epoch), "execution": describe_execution(state)},
             precision=fabric.strategy.precision,
             config=state.config,
+            whole=whole,
         )
     fabric.barrier()
 
@@ -153,6 +156,7 @@ def save(
     progress: dict[str, Any],
     precision: Any | None = None,
     config: RunConfig | None = None,
+    whole: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a checkpoint.
 
@@ -163,6 +167,7 @@ def save(
         progress: Position of the run, as numbers and text.
         precision: Precision plugin of Fabric. The one of `16-mixed` has a state, the scale of the loss.
         config: Settings of the run, to store with the weights.
+        whole: Tensors of `join_shards`, which replace those of this rank.
     """
     tensors = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
     groups: dict[str, Any] = {}
@@ -176,12 +181,42 @@ def save(
                     tensors[f"{name}/{index}/{key}"] = value
                 else:
                     numbers.setdefault(f"{name}/{index}", {})[key] = value
+    tensors |= whole or {}
     scale = precision.state_dict() if precision is not None else {}
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     notes = {"progress": progress, "groups": groups, "numbers": numbers, "scale": scale}
     write_tensors(path, tensors, notes | ({} if config is None else {"settings": settings_of(config)}))
+
+
+def join_shards(*, parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint that are divided among ranks.
+
+    They are whole on the first rank only. All ranks must call it.
+
+    Args:
+        parts: As in `save`.
+        optimizers: As in `save`.
+    """
+    found: dict[str, Tensor] = {}
+    for key, (parameter, shard) in _shards(parts, optimizers).items():
+        name, _, index = key.partition("/")
+        moments = optimizers[name].state_dict()["state"].get(int(index), {}) if name in optimizers else {"": parameter}
+        for moment, value in moments.items():
+            if isinstance(value, Tensor) and value.dim():
+                found[f"{key}/{moment}".rstrip("/")] = join(value, shard.total)
+    return found
+
+
+def _shards(parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, tuple[nn.Parameter, Shard]]:
+    """Return the divided parameters by `PART/NAME` and by `OPTIMIZER/INDEX`."""
+    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    named = [(f"{name}/{key}", each) for name, module in modules.items() for key, each in module.named_parameters()]
+    for name, optimizer in optimizers.items():
+        numbered = enumerate(each for group in optimizer.param_groups for each in group["params"])
+        named += [(f"{name}/{index}", each) for index, each in numbered]
+    return {key: (each, shard) for key, each in named if (shard := shard_of(each)) is not None}
 
 
 def restore(
@@ -223,6 +258,11 @@ def restore(
 
 
 def _restore_all(tensors: dict[str, Tensor], notes: dict[str, Any], parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[str, Any]:
+    for key, (_, shard) in _shards(parts, optimizers).items():
+        for name in [name for name in tensors if f"{name}/".startswith(f"{key}/") and tensors[name].dim()]:
+            if len(tensors[name]) != shard.total:
+                raise ValueError(f"`{name}` has {len(tensors[name])} rows, not {shard.total}")
+            tensors[name] = tensors[name][shard.start : shard.stop]
     for name, part in parts.items():
         part.load_state_dict(dict(_under(tensors, name)))
     for name, optimizer in optimizers.items():

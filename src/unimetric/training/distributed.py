@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unimetric.geometry.shards import shard_of
 from unimetric.kinds import Output
 from unimetric.runs.device import DDPStrategy, Fabric
 from unimetric.runs.display import Display
@@ -94,7 +95,7 @@ def average_gradients(fabric: Fabric, parameters: Iterable[nn.Parameter]) -> Non
 
 @torch.no_grad()
 def share_first_rank(fabric: Fabric, tensors: Iterable[Tensor]) -> None:
-    """Replace tensors by those of the first rank.
+    """Replace tensors by those of the first rank, except rows that each rank has for itself.
 
     Running statistics differ between ranks, and parameters of a loss may by rounding.
 
@@ -103,7 +104,31 @@ def share_first_rank(fabric: Fabric, tensors: Iterable[Tensor]) -> None:
         tensors: Tensors in the same order on all ranks.
     """
     for tensor in tensors if averages_gradients(fabric) else ():
-        torch.distributed.broadcast(tensor.data, 0)
+        if shard_of(tensor) is None:
+            torch.distributed.broadcast(tensor.data, 0)
+
+
+@torch.no_grad()
+def clip_norm(fabric: Fabric, model: Any, optimizer: Any, *, largest: float) -> None:
+    """Limit the norm of the gradient, including the rows of other ranks.
+
+    Args:
+        fabric: Fabric of the run.
+        model: Model wrapped by Fabric.
+        optimizer: Optimizer wrapped by Fabric.
+        largest: Largest norm.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    shards = [each.grad for each in parameters if shard_of(each) is not None]
+    if not shards:
+        # `check_finite_loss` raises a better error than the clipping.
+        fabric.clip_gradients(model, optimizer, max_norm=largest, error_if_nonfinite=False)
+        return
+    fabric.strategy.precision.unscale_gradients(optimizer.optimizer)
+    rows = torch.nn.utils.get_total_norm(shards).square()
+    torch.distributed.all_reduce(rows)
+    others = torch.nn.utils.get_total_norm([each.grad for each in parameters if shard_of(each) is None])
+    torch.nn.utils.clip_grads_with_norm_(parameters, largest, (rows + others.square()).sqrt())
 
 
 def warn_of_batch_norm(fabric: Fabric, model: nn.Module, display: Display) -> None:

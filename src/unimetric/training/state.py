@@ -28,7 +28,7 @@ from unimetric.samplers import occurrence, rank_slice
 from unimetric.spec import bind, create
 from unimetric.training.build import build_objective, build_optimizer, check_sizes
 from unimetric.training.capture import compiled
-from unimetric.training.distributed import averages_gradients, share_first_rank
+from unimetric.training.distributed import averages_gradients, clip_norm, share_first_rank
 from unimetric.training.scores import score_of
 
 
@@ -153,8 +153,7 @@ class TrainingState:
                 parameter.grad = None
         config = self.config
         if config.clip_norm:
-            # `check_finite_loss` raises a better error than the clipping.
-            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
+            clip_norm(self.fabric, self.model, self.optimizer, largest=config.clip_norm)
         if config.clip_value:
             self.fabric.clip_gradients(self.model, self.optimizer, clip_val=config.clip_value)
 
