@@ -6,8 +6,10 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from unimetric.audits.suspicious_labels import Classifier
 from unimetric.geometry.space import Space
 from unimetric.kinds import Audited, Findings
 from unimetric.spec import create, names
@@ -89,8 +91,21 @@ def test_suspicious_labels_finds_swapped_labels() -> None:
     found = create("audits", "suspicious_labels", gallery=gallery(points, given))
     assert {int(row["id"][:3]) for row in found.rows} == wrong
     assert {row["id"]: row["suggested"] for row in found.rows} == {f"{row:03d}.png": labels[row] for row in wrong}
-    suspicion = [row["suspicion"] for row in found.rows]
-    assert suspicion == sorted(suspicion, reverse=True)
+    chances = [row["probability"] for row in found.rows]
+    assert chances == sorted(chances)
+
+
+def test_classifier_without_a_point_equals_a_new_fit() -> None:
+    rng = np.random.default_rng(6)
+    points, numbers = torch.from_numpy(rng.normal(size=(40, 6))), torch.from_numpy(rng.integers(0, 3, 40))
+    classifier = Classifier(points, numbers)
+    target = torch.nn.functional.one_hot(numbers, 3).double() - classifier.fractions
+    rows = torch.arange(40) != 7
+    # The mean of all points is kept, and a column of ones fits the mean of the others.
+    inputs = torch.cat([points - classifier.mean, torch.ones(40, 1)], 1)
+    penalty = torch.diag(torch.tensor([classifier.penalty] * 6 + [0.0], dtype=torch.float64))
+    weights = torch.linalg.solve(inputs[rows].mT @ inputs[rows] + penalty, inputs[rows].mT @ target[rows])
+    torch.testing.assert_close(classifier.leave_one_out(torch.tensor([7]))[0], inputs[7] @ weights)
 
 
 def test_worst_classes_names_confusions() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from unimetric.cli import app
-from unimetric.deploy.watch import predict_recall, watch
+from unimetric.deploy.watch import Reference, predict_recall, watch
 from unimetric.errors import UnimetricError
+from unimetric.geometry.frechet import frechet_distance
 
 
 def write_images(folder: Path, images: list[Image.Image]) -> Path:
@@ -36,9 +39,22 @@ def test_watch_reports_drift_by_its_exit_code(index: Path, colored: Path, tmp_pa
     assert result.exit_code == 3, result.output
     assert "outside" in result.stdout and "expected recall@1" in result.stdout
     curve = json.loads((index / "shift.json").read_text())
-    assert len(curve["excess"]) == 21 and curve["change"][0] == "none 0"
+    assert len(curve["excess"]) == len(curve["score"]) == 21 and curve["change"][0] == "none 0"
     again = watch(index, same, device="cpu")  # the saved curve is used
     assert 0 <= again["recall"]["low"] <= again["recall"]["expected"] <= again["recall"]["high"] <= 1
+
+
+def test_watch_measures_recall_of_labeled_queries(index: Path, colored: Path, tmp_path: Path) -> None:
+    with open(colored / "images.csv", encoding="utf-8") as stream:
+        files = {str(colored / row["path"]): row["label"] for row in csv.DictReader(stream)}
+    queries = tmp_path / "today.csv"
+    lines = [f"{file},{label if number % 2 else ''}" for number, (file, label) in enumerate(files.items())]
+    queries.write_text("\n".join(["path,label", *lines]))
+    found = watch(index, queries, device="cpu")["measured"]
+    assert found["queries"] == len(files) // 2 and found["recall"] == 1 and found["low"] < 0.95 < found["high"]
+    queries.write_text("\n".join(["path,label", *(f"{file},other" for file in files)]))
+    result = CliRunner().invoke(app, ["watch", str(index), str(queries), "--device", "cpu"])
+    assert "measured recall@1 0.0 %" in result.stdout, result.output
 
 
 def test_watch_rejects_few_images(index: Path, tmp_path: Path) -> None:
@@ -53,7 +69,30 @@ def test_prediction_covers_measured_recall() -> None:
     rng = np.random.default_rng(0)
     x = np.linspace(0, 1, 21)
     y = 0.9 - 0.5 * x + 0.02 * rng.normal(size=21)
-    found = predict_recall({"excess": x.tolist(), "recall": y.tolist()}, 0.5)
+    curve = {"excess": x.tolist(), "recall": y.tolist()}
+    found = predict_recall(curve, excess=0.5)
     assert found["expected"] == pytest.approx(0.65, abs=0.05) and found["low"] < 0.65 < found["high"]
     assert found["high"] - found["low"] < 0.25 and found["correlation"] < -0.9 and not found["extrapolated"]
-    assert predict_recall({"excess": x.tolist(), "recall": y.tolist()}, 2.0)["extrapolated"]
+    assert predict_recall(curve, excess=2.0)["extrapolated"]
+    both = curve | {"score": rng.permutation(x).tolist()}  # a score without relation to recall is not used
+    assert predict_recall(both, excess=0.5, score=0.1) == found
+    better = predict_recall({"excess": both["score"], "score": (1 - x).tolist(), "recall": y.tolist()}, excess=0.5, score=0.1)
+    assert better["by"] == "score" and better["expected"] == pytest.approx(0.45, abs=0.05)
+
+
+def test_interval_is_that_of_a_new_kind_of_change() -> None:
+    """The points of one kind do not make the prediction of another look certain."""
+    excess, recall = np.tile(np.linspace(0, 1, 8), 2), np.r_[np.full(8, 0.9), np.full(8, 0.3)]
+    names = [f"{kind} {row}" for kind in ("blur", "zoom") for row in range(8)]
+    found = predict_recall({"excess": excess.tolist(), "recall": recall.tolist(), "change": names}, excess=0.5)
+    assert found["high"] - found["low"] > 0.9
+
+
+def test_reference_equals_the_distance_of_the_points() -> None:
+    rng = np.random.default_rng(1)
+    gallery, queries = rng.normal(size=(300, 12)).astype(np.float32), rng.normal(size=(50, 12)).astype(np.float32) + 0.2
+    reference = Reference(gallery)
+    points = [torch.from_numpy(reference._project(each)) for each in (queries, gallery)]
+    assert reference.distance(queries) == pytest.approx(float(frechet_distance(*points)), rel=1e-5)
+    null = reference.null(50, 20)
+    assert null.min() > 0 and null.max() < reference.distance(queries)

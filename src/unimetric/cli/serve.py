@@ -143,7 +143,9 @@ def audit(
 
 def watch(
     folder: Folder,
-    queries: Annotated[Path, typer.Argument(help="Folder of images, such as the queries of a day.")],
+    queries: Annotated[
+        Path, typer.Argument(help="Folder of images, such as the queries of a day, or csv file with the columns path and label.")
+    ],
     level: Annotated[float, typer.Option(help="Quantile of the distance without drift that may be reached.", min=0.5, max=0.9999)] = 0.99,
     draws: Annotated[int, typer.Option(help="Draws from the gallery.", min=20)] = 200,
     fit: Annotated[
@@ -183,6 +185,11 @@ def watch(
         if "recall" in found:
             recall = found["recall"]
             note = ", outside the range of the curve" if recall["extrapolated"] else ""
-            print(f"expected recall@1 {100 * recall['expected']:.1f} % [{100 * recall['low']:.1f}, {100 * recall['high']:.1f}]{note}")
+            interval = f"[{100 * recall['low']:.1f}, {100 * recall['high']:.1f}]"
+            print(f"expected recall@1 {100 * recall['expected']:.1f} % {interval} of known classes{note}; new classes need labels")
+        if "measured" in found:
+            recall = found["measured"]
+            interval = f"[{100 * recall['low']:.1f}, {100 * recall['high']:.1f}]"
+            print(f"measured recall@1 {100 * recall['recall']:.1f} % {interval} of {recall['queries']:,} labeled queries")
     if found["outside"]:
         raise typer.Exit(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,20 @@ from PIL import Image, ImageEnhance, ImageFilter
 from scipy import stats
 from sklearn.isotonic import isotonic_regression
 
-from unimetric.datasets.files import files
+from unimetric.datasets.files import LABEL
+from unimetric.deploy.building import open_source
+from unimetric.deploy.embedding import crop_center, to_array
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.geometry.frechet import frechet_distance
+from unimetric.geometry.frechet import frechet
 from unimetric.images.pack import decode
 
 #: File of an index folder with recall by distance.
 CURVE = "shift.json"
 #: Images of the gallery that the queries are compared with, and dimensions that both are projected to.
 _MOST, _DIM = 20_000, 32
-_FEWEST = 8
+_FEWEST, _BATCH = 8, 64
 
 
 def watch(
@@ -45,7 +48,7 @@ def watch(
 
     Args:
         path: Index folder.
-        queries: Folder of images, or csv file with a column `path`.
+        queries: Folder of images, or csv file with a column `path`. With a column `label`, recall@1 of the labeled queries is measured.
         level: Quantile of the null distribution that the distance may reach.
         draws: Draws of the null distribution.
         fit: Whether to measure recall by distance on changed images of the gallery, if this was not done before.
@@ -53,20 +56,24 @@ def watch(
         progress: Callback with (finished images, all images).
 
     Returns:
-        `distance`, `limit`, `null` (mean and quantiles), `p`, `outside`, numbers of images, and `recall` if it was measured by distance.
+        `distance`, `limit`, `null` (mean and quantiles), `p`, `outside`, numbers of images, `score` (mean of the nearest images),
+        `recall` if it was measured by distance, and `measured` if queries have labels.
     """
     with Index.open(path, device=device) as index:
-        found = _embed(index, queries, progress)
+        raw, labels = _embed(index, queries, progress)
+        if len(raw) < _FEWEST:
+            raise UnimetricError(f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(raw)}", "name a larger folder")
         gallery = _sample(index)
         curve = open_curve(index, fit=fit, progress=progress)
-    if len(found) < _FEWEST:
-        raise UnimetricError(f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(found)}", "name a larger folder")
+        nearest, scores = index.search_vectors(raw, 1)
+        measured = _measure_recall(index, nearest[:, 0], labels)
+        found = _points(index, raw)
     if len(gallery) < 2 * len(found):
         found = found[np.random.default_rng(0).permutation(len(found))[: len(gallery) // 2]]
     if len(found) < _FEWEST:
         raise UnimetricError(f"{path}: the gallery has too few images ({len(gallery)})", f"it needs at least {2 * _FEWEST}")
-    gallery, found = _project(gallery, found)
-    null, distance = _distances(gallery, found, draws)
+    reference = Reference(gallery)
+    null, distance = reference.null(len(found), draws), reference.distance(found)
     limit = float(np.quantile(null, level))
     result: dict[str, Any] = {
         "queries": len(found),
@@ -78,10 +85,22 @@ def watch(
         "ratio": distance / max(float(null.mean()), 1e-12),
         "p": float((1 + (null >= distance).sum()) / (1 + len(null))),
         "outside": distance > limit,
+        "score": float(scores.mean()),
     }
     if curve is not None:
-        result["recall"] = predict_recall(curve, distance - float(null.mean()))
-    return result
+        result["recall"] = predict_recall(curve, excess=distance - float(null.mean()), score=result["score"])
+    return result | ({} if measured is None else {"measured": measured})
+
+
+def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level: float = 0.95) -> dict[str, Any] | None:
+    """Return recall@1 of the queries that have a label, with Wilson's interval; None without any."""
+    rows = [row for row, label in enumerate(labels) if label is not None and nearest[row]]
+    if not rows or LABEL not in index.columns:
+        return None
+    held = index.fetch([nearest[row] for row in rows])[LABEL]
+    right = sum(str(mine) == str(labels[row]) for mine, row in zip(held, rows, strict=True))
+    interval = stats.binomtest(right, len(rows)).proportion_ci(level, "wilson")
+    return {"recall": right / len(rows), "low": interval.low, "high": interval.high, "level": level, "queries": len(rows)}
 
 
 def _sample(index: Index) -> np.ndarray:
@@ -94,56 +113,89 @@ def _sample(index: Index) -> np.ndarray:
         seen += len(ids)
     if not parts:
         raise UnimetricError(f"{index.path}: has no images", "add some with `unimetric index`")
-    return index.facts.placement.points(np.concatenate(parts)).astype(np.float64)
+    return index.facts.placement.points(np.concatenate(parts))
 
 
-def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> np.ndarray:
-    """Return the points of all readable queries."""
-    table = files(root=str(queries))
-    parts = []
-    for start in range(0, len(table.paths), 64):
-        good = []
-        for path in table.paths[start : start + 64]:
+def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[Any]]:
+    """Return the raw embeddings of all readable queries, and their labels."""
+    items = list(open_source(queries, labels=False, known={}).files())
+    embedder = index.embedder
+    parts, labels = [np.zeros((0, index.facts.dim), np.float32)], []
+    for start in range(0, len(items), _BATCH):
+        crops = []
+        for item in items[start : start + _BATCH]:
             try:
-                good.append(index.embed([path])[0])
-            except UnimetricError:  # an unreadable query has no place
+                crops.append(crop_center(to_array(item.path), embedder.view, item.path))
+            except UnimetricError:  # an unreadable query has no point
                 continue
-        if good:
-            points = index.place(np.stack(good))
-            vectors, valid = index.facts.placement.vectors(points)
-            parts.append(index.facts.placement.points(vectors[valid]))
+            labels.append(item.columns.get(LABEL))
+        if crops:
+            parts.append(embedder.embed(torch.stack(crops)).cpu().numpy())
         if progress is not None:
-            progress(min(start + 64, len(table.paths)), len(table.paths))
-    return np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, index.facts.dim))
+            progress(min(start + _BATCH, len(items)), len(items))
+    raw = np.concatenate(parts)
+    usable = np.flatnonzero(np.isfinite(raw).all(1) & raw.any(1))
+    return raw[usable], [labels[row] for row in usable]
 
 
-def _project(gallery: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Project both to the principal components of the gallery.
+def _points(index: Index, raw: np.ndarray) -> np.ndarray:
+    """Return raw embeddings as points like those of `_sample`. Points that a store cannot hold are skipped."""
+    vectors, valid = index.facts.placement.vectors(index.place(raw))
+    return index.facts.placement.points(vectors[valid])
 
-    A covariance of few points in many dimensions is mostly noise, which would hide the drift. What the gallery does not contain is
-    kept as one more coordinate, the distance from the components.
+
+class Reference:
+    """Points of a gallery that queries are compared with.
+
+    Queries and gallery are projected to the principal components of the gallery. A covariance of few points in many dimensions is
+    mostly noise, which would hide the drift. What the gallery does not contain is one more coordinate, the distance from the components.
+
+    Args:
+        gallery: (N, D) points.
     """
-    center = gallery.mean(0)
-    centered = gallery - center
-    directions = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, : min(_DIM, gallery.shape[1])]
 
-    def along(points: np.ndarray) -> np.ndarray:
-        inside = (points - center) @ directions
-        rest = np.sqrt(np.maximum(((points - center) ** 2).sum(1) - (inside**2).sum(1), 0))
-        return np.concatenate([inside, rest[:, None]], 1)
+    def __init__(self, gallery: np.ndarray) -> None:
+        self.center = gallery.mean(0, dtype=np.float64).astype(np.float32)
+        centered = gallery.astype(np.float32) - self.center
+        # A product in float32 takes half the time, and its error is far below that of the sample.
+        self.directions = np.linalg.eigh((centered.T @ centered).astype(np.float64))[1][:, ::-1][:, :_DIM].astype(np.float32)
+        self.points = self._project(gallery)
+        self.moments = self._moments(self.points)
+        self.null = cache(self._null)
 
-    return along(gallery), along(queries)
+    def _project(self, points: np.ndarray) -> np.ndarray:
+        centered = points.astype(np.float32) - self.center
+        inside = centered @ self.directions
+        rest = np.sqrt(np.maximum((centered**2).sum(1) - (inside**2).sum(1), 0))
+        return np.concatenate([inside, rest[:, None]], 1).astype(np.float64)
+
+    @staticmethod
+    def _moments(points: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+        return len(points), points.sum(0), points.T @ points
+
+    def distance(self, queries: np.ndarray) -> float:
+        """Return the Frechet distance of queries (Q, D) from the gallery."""
+        return _distance(self._moments(self._project(queries)), self.moments)
+
+    def _null(self, size: int, draws: int) -> np.ndarray:
+        """Return the distances of random parts of the gallery of some size from its rest."""
+        rng = np.random.default_rng(0)
+        distances = np.empty(draws)
+        for draw in range(draws):
+            part = self._moments(self.points[rng.choice(len(self.points), size, replace=False, shuffle=False)])
+            # The moments of the rest are differences, so that a draw reads its part only.
+            rest = (self.moments[0] - part[0], self.moments[1] - part[1], self.moments[2] - part[2])
+            distances[draw] = _distance(part, rest)
+        return distances
 
 
-def _distances(gallery: np.ndarray, queries: np.ndarray, draws: int) -> tuple[np.ndarray, float]:
-    """Return the null distribution of the distance, and the distance of the queries."""
-    rng, size = np.random.default_rng(0), len(queries)
-    points = torch.from_numpy(gallery)
-    null = np.empty(draws)
-    for draw in range(draws):
-        order = torch.from_numpy(rng.permutation(len(points)))
-        null[draw] = float(frechet_distance(points[order[:size]], points[order[size:]]))
-    return null, float(frechet_distance(torch.from_numpy(queries), points))
+def _distance(some: tuple[int, np.ndarray, np.ndarray], other: tuple[int, np.ndarray, np.ndarray]) -> float:
+    """Return the Frechet distance between sets, by their numbers, sums and sums of products."""
+    gaussians = []
+    for count, total, products in (some, other):
+        mean = total / count
+        gaussians += [torch.from_numpy(mean), torch.from_numpy((products - count * np.outer(mean, mean)) / (count - 1))]
+    return float(frechet(*gaussians))
 
 
 # --- recall ------------------------------------------------------------------------------------------------------------
@@ -164,7 +216,7 @@ def _middle(size: tuple[int, int], part: float) -> tuple[float, float, float, fl
 
 
 def fit_curve(index: Index, *, images: int = 100, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Measure recall@1 by distance on images of the gallery that are changed more and more.
+    """Measure recall@1 on images of the gallery that are changed more and more.
 
     The distances of `unimetric shift` are between class means of other features, so its curve cannot be used here.
 
@@ -174,32 +226,32 @@ def fit_curve(index: Index, *, images: int = 100, progress: Callable[[int, int],
         progress: Callback with (finished images, all images).
 
     Returns:
-        `excess`, the distances beyond the mean of the null distribution, `recall`, and `change`, the name of each change.
+        `excess`, the distances beyond the mean of the null distribution, `score`, the mean scores of the nearest images, `recall`, and
+        `change`, the name of each change.
     """
-    if "label" not in index.columns:
+    if LABEL not in index.columns:
         raise UnimetricError(f"{index.path}: recall needs a column `label`", "build it with `--labels`, or without `--fit`")
     ids, labels = [], []
     for some, _, columns in index.store.scan():
         ids += some
-        labels += columns["label"]
+        labels += columns[LABEL]
     times = Counter(labels)
     usable = [row for row, label in enumerate(labels) if label is not None and times[label] > 1]
     if len(usable) < _FEWEST:
         raise UnimetricError(f"{index.path}: recall needs classes of several images", "build it with `--labels`")
     rows = np.random.default_rng(0).permutation(usable)[: min(images, len(ids) // 2)]
     originals = [Image.fromarray(decode(index.image_path(ids[row]))) for row in rows]
-    gallery = _sample(index)
-    found: dict[str, list[Any]] = {"excess": [], "recall": [], "change": []}
+    reference = Reference(_sample(index))
+    found: dict[str, list[Any]] = {"excess": [], "score": [], "recall": [], "change": []}
     settings = [("none", 0.0), *((name, strength) for name in _CHANGES for strength in _STRENGTHS)]
     for number, (name, strength) in enumerate(settings):
-        changed = [_CHANGES[name](image, strength) if strength else image for image in originals]
-        raw = index.embed(changed)
-        points = index.facts.placement.points(index.facts.placement.vectors(index.place(raw))[0]).astype(np.float64)
-        null, distance = _distances(*_project(gallery, points), draws=20)
-        near, _ = index.search_vectors(raw, 2)
-        nearest = [next((each for each in some if each != ids[row]), "") for some, row in zip(near, rows, strict=True)]
-        held = index.fetch(nearest)["label"]
-        found["excess"].append(distance - float(null.mean()))
+        raw = index.embed([_CHANGES[name](image, strength) if strength else image for image in originals])
+        points = _points(index, raw)
+        near, scores = index.search_vectors(raw, 2)
+        first = [int(some[0] == ids[row]) for some, row in zip(near, rows, strict=True)]  # the image itself is not an answer
+        held = index.fetch([some[place] for some, place in zip(near, first, strict=True)])[LABEL]
+        found["excess"].append(reference.distance(points) - float(reference.null(len(points), 200).mean()))
+        found["score"].append(float(np.mean([some[place] for some, place in zip(scores, first, strict=True)])))
         found["recall"].append(float(np.mean([held[each] == labels[row] for each, row in enumerate(rows)])))
         found["change"].append(f"{name} {strength:g}")
         if progress is not None:
@@ -223,32 +275,48 @@ def open_curve(index: Index, *, fit: bool, progress: Callable[[int, int], None] 
     return found
 
 
-def predict_recall(curve: dict[str, Any], excess: float, level: float = 0.95) -> dict[str, Any]:
-    """Predict the recall at a distance, with the spread of the measured points.
+def predict_recall(curve: dict[str, Any], *, level: float = 0.95, **signals: float) -> dict[str, Any]:
+    """Predict the recall from the distance or the score of queries, whichever predicts better on this index.
+
+    Each kind of change is predicted by the other kinds. Their errors choose the signal, and their quantile is the interval.
 
     Args:
         curve: Result of `fit_curve`.
-        excess: Distance beyond the mean of the null distribution.
-        level: Level of the interval for one new set of queries.
+        level: Level of the interval for queries with a new kind of change.
+        signals: `excess`, the distance beyond the mean of the null distribution, and `score`, the mean score of the nearest images.
+
+    Returns:
+        `expected`, `low`, `high`, `level`; `by`, the signal; `error`, its mean error; `extrapolated`, whether it is beyond the curve;
+        `correlation`, its rank correlation with recall.
     """
-    x, y = np.array(curve["excess"], float), np.array(curve["recall"], float)
+    y = np.array(curve["recall"], float)
+    kinds = np.array([str(name).partition(" ")[0] for name in curve["change"]] if "change" in curve else np.arange(len(y)).astype(str))
+    best: dict[str, Any] = {}
+    for name, value in signals.items():
+        if name not in curve:  # an earlier version has saved the curve
+            continue
+        x = np.array(curve[name], float)
+        rest = np.empty(len(y))
+        for kind in set(kinds):
+            own = kinds == kind
+            rest[own] = np.abs(y[own] - _fit(x[~own], y[~own], x[own], name))
+        error = float(rest.mean())
+        if not best or error < best["error"]:
+            expected, width = float(_fit(x, y, np.array([value]), name)[0]), float(np.quantile(rest, level))
+            best = {
+                "expected": expected,
+                "low": max(0.0, expected - width),
+                "high": min(1.0, expected + width),
+                "level": level,
+                "by": name,
+                "error": error,
+                "extrapolated": bool(value > x.max() if name == "excess" else value < x.min()),
+                "correlation": float(stats.spearmanr(x, y).statistic),
+            }
+    return best
+
+
+def _fit(x: np.ndarray, y: np.ndarray, at: np.ndarray, name: str) -> np.ndarray:
+    """Return the isotonic fit of recall at some values: falling with the distance, rising with the score."""
     order = np.argsort(x, kind="stable")
-    x, y = x[order], y[order]
-    fitted = isotonic_regression(y, increasing=False)
-    # Each point is predicted by the others, because the fit passes through lone points.
-    rest = []
-    for each in range(len(x)):
-        others = np.arange(len(x)) != each
-        rest.append(y[each] - float(np.interp(x[each], x[others], isotonic_regression(y[others], increasing=False))))
-    width = float(np.quantile(np.abs(rest), level))
-    expected = float(np.interp(excess, x, fitted))
-    low, high = max(0.0, expected - width), min(1.0, expected + width)
-    correlation = float(stats.spearmanr(x, y).statistic)
-    return {
-        "expected": expected,
-        "low": low,
-        "high": high,
-        "level": level,
-        "extrapolated": bool(excess > x[-1]),
-        "correlation": correlation,
-    }
+    return np.interp(at, x[order], isotonic_regression(y[order], increasing=name != "excess"))
