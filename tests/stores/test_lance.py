@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,12 @@ def test_finish_adds_new_points_to_the_index_and_compacts(small: None, tmp_path:
     assert recall_of(store, np.concatenate([points[100:], extra])) >= 0.93 and len(store) == 2200
     assert store._table.index_stats("_vector_idx").num_unindexed_rows == 0
     assert len(list((tmp_path / "points.lance" / "data").glob("*.lance"))) <= 2 and len(store._table.list_versions()) == 1
+
+
+def test_nothing_is_printed_when_processes_that_read_images_are_forked(tmp_path: Path) -> None:
+    code = "import os, sys; from unimetric import create; create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait()"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
 
 
 def test_names_of_columns_are_encoded_reversibly() -> None:

@@ -237,7 +237,14 @@ def build(
         raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
     with lock_folder(path, "writing to"), contextlib.ExitStack() as stack:
         remove_stale(path)
+        held: Store = create("stores", facts.store, path=str(path / STORE), dim=facts.placement.extended(facts.dim))
+        stack.callback(held.close)
         if not check_index(path):
+            if len(held):
+                raise UnimetricError(
+                    f"`{facts.store}`: already holds {len(held):,} points, of another index",
+                    "use another table or --out, or remove these points first",
+                )
             if isinstance(network, Exported):
                 write_bytes(path / facts.model, network.path.read_bytes())
             else:
@@ -245,9 +252,6 @@ def build(
             _copy_threshold(model, network, path)
             config, network = open_own(path, facts, _local(settings))
             facts.write(path)
-        dim = facts.placement.extended(facts.dim)
-        held: Store = create("stores", facts.store, path=str(path / STORE), dim=dim)
-        stack.callback(held.close)
         ledger = Ledger(path / LEDGER)
         stack.callback(ledger.close)
         loss = loss_with_geometry(config, network.dim)

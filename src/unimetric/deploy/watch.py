@@ -93,7 +93,7 @@ def watch(
 
 
 def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level: float = 0.95) -> dict[str, Any] | None:
-    """Return recall@1 of the queries that have a label, with Wilson's interval; None without any."""
+    """Return recall@1 of the labeled queries with Wilson's interval, or None without labels."""
     rows = [row for row, label in enumerate(labels) if label is not None and nearest[row]]
     if not rows or LABEL not in index.columns:
         return None
@@ -139,7 +139,7 @@ def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], Non
 
 
 def _points(index: Index, raw: np.ndarray) -> np.ndarray:
-    """Return raw embeddings as points like those of `_sample`. Points that a store cannot hold are skipped."""
+    """Return raw embeddings as points like those of `_sample`, if a store can hold them."""
     vectors, valid = index.facts.placement.vectors(index.place(raw))
     return index.facts.placement.points(vectors[valid])
 
@@ -276,7 +276,7 @@ def open_curve(index: Index, *, fit: bool, progress: Callable[[int, int], None] 
 
 
 def predict_recall(curve: dict[str, Any], *, level: float = 0.95, **signals: float) -> dict[str, Any]:
-    """Predict the recall from the distance or the score of queries, whichever predicts better on this index.
+    """Predict the recall from the distance or the score of queries, whichever errs less.
 
     Each kind of change is predicted by the other kinds. Their errors choose the signal, and their quantile is the interval.
 
@@ -317,6 +317,6 @@ def predict_recall(curve: dict[str, Any], *, level: float = 0.95, **signals: flo
 
 
 def _fit(x: np.ndarray, y: np.ndarray, at: np.ndarray, name: str) -> np.ndarray:
-    """Return the isotonic fit of recall at some values: falling with the distance, rising with the score."""
+    """Return the isotonic fit of recall, which falls with distance and rises with the score."""
     order = np.argsort(x, kind="stable")
     return np.interp(at, x[order], isotonic_regression(y[order], increasing=name != "excess"))

@@ -144,8 +144,8 @@ def tune(ladder: Sequence[Setting], search: Callable[[Setting], Search], truth: 
     low, high = 0, len(ladder) - 1
     while low < high:
         middle = (low + high) // 2
-        # A quarter of the way to 1 is spare, so that the measurement seldom fails.
-        if choosing.recall(search(ladder[middle])) >= target + (1 - target) / 4:
+        # Half of the way to 1 is spare, so that the measurement seldom fails, and new queries reach the target as well.
+        if choosing.recall(search(ladder[middle])) >= target + (1 - target) / 2:
             high = middle
         else:
             low = middle + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ class Lance(Store):
         self.path = Path(path)
         self.dim = dim
         self.recall = recall
+        # Processes that read images are forked, and use no store.
+        warnings.filterwarnings("ignore", message="lancedb fork support is experimental")
+        os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of every empty partition of an index
         with self._errors():
             self._table = self._open()
         self._check_table()

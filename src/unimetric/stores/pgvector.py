@@ -389,8 +389,12 @@ class Pgvector(Store):
         for workers in (2, 0):
             try:
                 with self._transaction() as connection:
-                    connection.execute("SET LOCAL maintenance_work_mem = '1GB'")
-                    connection.execute(f"SET LOCAL max_parallel_maintenance_workers = {workers}")
+                    for key, least in {"maintenance_work_mem": 1 << 20, "max_parallel_maintenance_workers": workers}.items():
+                        # A larger setting of the server is kept: a graph that does not fit into memory is built far more slowly.
+                        chosen = "greatest(setting::bigint, %s)" if least else "%s"
+                        connection.execute(
+                            f"SELECT set_config(name, ({chosen})::text, true) FROM pg_settings WHERE name = %s", [least, key]
+                        )
                     connection.execute(query)
                     connection.execute(f"DROP INDEX IF EXISTS {other}")
                 return
