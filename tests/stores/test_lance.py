@@ -120,7 +120,8 @@ def test_finish_adds_new_points_to_the_index_and_compacts(small: None, tmp_path:
 
 
 def test_nothing_is_printed_when_processes_that_read_images_are_forked(tmp_path: Path) -> None:
-    code = "import os, sys; from unimetric import create; create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait()"
+    # The child ends as a process of multiprocessing does. Threads of LanceDB do not exist in it, so a normal end may wait for them forever.
+    code = "import os, sys, unimetric; unimetric.create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait() or os._exit(0)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
 
