@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hmac
 import logging
 import time
@@ -36,6 +35,7 @@ from unimetric.deploy.guard import COOKIE, Guard, cookie_of
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import count_cores
+from unimetric.runs.device import share_heap
 
 PAGE = Path(__file__).with_name("page")
 MOST_HITS = 200
@@ -148,16 +148,6 @@ def answer_questions(questions: Sequence[Question]) -> list[list[Any] | Exceptio
     return answers
 
 
-def _share_heap() -> None:
-    """Let all threads that start later allocate from the heap of the main thread.
-
-    The heaps of other threads are small, so that the C library returns the activations of each batch to the system. Getting their pages
-    again takes a third of the time of a model on the CPU.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
-
-
 class Server:
     """State of a server: the current gallery, the queue, the threads and the metrics.
 
@@ -168,7 +158,7 @@ class Server:
 
     def __init__(self, path: str | Path, options: Options) -> None:
         self.path, self.options, self.metrics = Path(path), options, Metrics()
-        _share_heap()
+        share_heap()
         index = Index.open(self.path, device=options.device)
         if index.facts.state != "ready":
             raise UnimetricError(f"{path}: its build is not complete", "run the same `unimetric index` command to resume it")

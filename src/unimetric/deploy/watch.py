@@ -17,18 +17,18 @@ from sklearn.isotonic import isotonic_regression
 
 from unimetric.datasets.files import LABEL
 from unimetric.deploy.building import open_source
-from unimetric.deploy.embedding import crop_center, to_array
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry.frechet import frechet
+from unimetric.geometry.wilson import wilson
 from unimetric.images.pack import decode
 
 #: File of an index folder with recall by distance.
 CURVE = "shift.json"
 #: Images of the gallery that the queries are compared with, and dimensions that both are projected to.
 _MOST, _DIM = 20_000, 32
-_FEWEST, _BATCH = 8, 64
+_FEWEST = 8
 
 
 def watch(
@@ -99,8 +99,8 @@ def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level:
         return None
     held = index.fetch([nearest[row] for row in rows])[LABEL]
     right = sum(str(mine) == str(labels[row]) for mine, row in zip(held, rows, strict=True))
-    interval = stats.binomtest(right, len(rows)).proportion_ci(level, "wilson")
-    return {"recall": right / len(rows), "low": interval.low, "high": interval.high, "level": level, "queries": len(rows)}
+    low, high = wilson(right / len(rows), len(rows), level)
+    return {"recall": right / len(rows), "low": low, "high": high, "level": level, "queries": len(rows)}
 
 
 def _sample(index: Index) -> np.ndarray:
@@ -119,20 +119,13 @@ def _sample(index: Index) -> np.ndarray:
 def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[Any]]:
     """Return the raw embeddings of all readable queries, and their labels."""
     items = list(open_source(queries, labels=False, known={}).files())
-    embedder = index.embedder
-    parts, labels = [np.zeros((0, index.facts.dim), np.float32)], []
-    for start in range(0, len(items), _BATCH):
-        crops = []
-        for item in items[start : start + _BATCH]:
-            try:
-                crops.append(crop_center(to_array(item.path), embedder.view, item.path))
-            except UnimetricError:  # an unreadable query has no point
-                continue
-            labels.append(item.columns.get(LABEL))
-        if crops:
-            parts.append(embedder.embed(torch.stack(crops)).cpu().numpy())
+    parts, labels, done = [np.zeros((0, index.facts.dim), np.float32)], [], 0
+    for readings, embeddings in index.embedder.stream(((item.path, None) for item in items), workers=0):
+        labels += [item.columns.get(LABEL) for item, reading in zip(items[done:], readings, strict=False) if reading.embedded]
+        parts.append(embeddings.cpu().numpy())
+        done += len(readings)
         if progress is not None:
-            progress(min(start + _BATCH, len(items)), len(items))
+            progress(done, len(items))
     raw = np.concatenate(parts)
     usable = np.flatnonzero(np.isfinite(raw).all(1) & raw.any(1))
     return raw[usable], [labels[row] for row in usable]

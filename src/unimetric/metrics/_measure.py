@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import torch
 from jaxtyping import Float
@@ -14,6 +12,7 @@ from torch import Tensor
 from unimetric.errors import UnimetricError, closest
 from unimetric.foreign import completed
 from unimetric.geometry.space import Average, Space
+from unimetric.geometry.wilson import wilson
 from unimetric.spec import bind, find, parse
 
 
@@ -77,11 +76,7 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
     if method == "wilson":
         if not ((value.each == 0) | (value.each == 1)).all():
             raise UnimetricError(f"Wilson's interval requires a fraction of queries, got `{text}`", "use `method='bootstrap'`")
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        ratio = z * z / len(value.each)
-        middle = value + ratio / 2
-        half = math.sqrt(ratio * (value * (1 - value) + ratio / 4))
-        return max(0.0, (middle - half) / (1 + ratio)), min(1.0, (middle + half) / (1 + ratio))
+        return wilson(value, len(value.each), level)
     return bootstrap(*totals_by_class(value), level=level, draws=draws, seed=space.seed)
 
 

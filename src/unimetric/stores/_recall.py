@@ -6,7 +6,6 @@ last exact neighbor, so that equal scores do not lower the recall.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from jaxtyping import Float, Int
 
 from unimetric.errors import UnimetricError
 from unimetric.geometry.nearest import nearest
+from unimetric.geometry.wilson import wilson
 from unimetric.stores._points import no_hits
 
 Setting = TypeVar("Setting")
@@ -108,23 +108,6 @@ def draw_truth(blocks: Callable[[], Iterable[Block]], count: int, *, k: int, que
     return Truth(np.array(ids, dtype=object)[order], asked[order], scores[order, k], k)
 
 
-def interval(mean: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of Wilson for a mean of values from 0 to 1.
-
-    It counts each query as one trial. That is cautious, because the results of a query vary less.
-
-    >>> [round(bound, 3) for bound in interval(1.0, 500)]
-    [0.992, 1.0]
-
-    Reference:
-        Probable inference, the law of succession, and statistical inference (Wilson, JASA 1927)
-    """
-    z = 1.959964
-    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def tune(ladder: Sequence[Setting], search: Callable[[Setting], Search], truth: Truth, target: float) -> tuple[Setting, dict[str, Any]]:
     """Return the cheapest setting that reaches a recall, and what was measured.
 
@@ -153,7 +136,7 @@ def tune(ladder: Sequence[Setting], search: Callable[[Setting], Search], truth: 
     for setting in ladder[low:]:
         reached = measuring.recall(search(setting))
         if reached >= target:
-            bounds = interval(reached, len(measuring.ids))
+            bounds = wilson(reached, len(measuring.ids))
             measured = {"recall": reached, "low": bounds[0], "high": bounds[1], "k": truth.k, "queries": len(measuring.ids)}
             return setting, {key: round(value, 6) for key, value in measured.items()}
     raise UnimetricError(
