@@ -38,13 +38,15 @@ class Classes(nn.Module):
         """Return the directions that this rank holds, to be trained."""
         return hold(directions, self.shard)
 
-    def forward(
+    def choose(
         self, embeddings: Float[Tensor, "B D"], proxies: Float[Tensor, "C D"], labels: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "S D"], Int[Tensor, "B"]]:
         """Return embeddings, the directions to compare them with, and the rows of the labels.
 
         A label whose direction another rank holds has the row -1.
         """
+        if self.shard is None and (self.fraction == 1 or not self.training):
+            return embeddings, proxies, labels
         rows, total, start = labels, len(proxies), 0
         if self.shard is not None:
             embeddings, total, start = share(embeddings), self.shard.total, self.shard.start
@@ -64,23 +66,24 @@ class Classes(nn.Module):
             return values.gather(1, rows[:, None])
         return sum_ranks(torch.where(rows[:, None] < 0, 0.0, values.gather(1, rows[:, None].clamp_min(0))))
 
-    def cross_entropy(
-        self, logits: Float[Tensor, "B S"], rows: Int[Tensor, "B"], target: Float[Tensor, "B 1"] | None = None
-    ) -> Float[Tensor, ""]:
+    def with_target(self, values: Float[Tensor, "B S"], rows: Int[Tensor, "B"], target: Float[Tensor, "B 1"]) -> Float[Tensor, "B S"]:
+        """Return values with those of the labels replaced."""
+        column = rows[:, None]
+        if self.shard is None:
+            return values.scatter(1, column, target)
+        place = column.clamp_min(0)
+        return values.scatter(1, place, torch.where(column < 0, values.gather(1, place), target))
+
+    def cross_entropy(self, logits: Float[Tensor, "B S"], rows: Int[Tensor, "B"]) -> Float[Tensor, ""]:
         """Return the mean cross entropy over the classes of all ranks.
 
         Args:
             logits: Logits of the directions of this rank.
             rows: Row of each label among them, or -1.
-            target: Logits of the labels. Defaults to those in `logits`.
         """
         if self.shard is None:
-            return F.cross_entropy(logits if target is None else logits.scatter(1, rows[:, None], target), rows)
-        column = rows[:, None].clamp_min(0)
-        if target is None:
-            target = self.target(logits, rows)
-        else:
-            logits = logits.scatter(1, column, torch.where(rows[:, None] < 0, logits.gather(1, column), target))
+            return F.cross_entropy(logits, rows)
+        target = self.target(logits, rows)
         peak = max_ranks(logits.amax(1, keepdim=True))
         parts = (logits - peak).exp().sum(1, keepdim=True)
         return (sum_ranks(parts).log() + peak - target).mean()

@@ -76,7 +76,7 @@ class ArcFace(Loss):
         self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
+        embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)
         # The slope of the arc cosine is infinite at 1. The distance to 1 must be visible in float32.
         low, high = (1e-10, 1 - 1e-7) if self.clamp_positive else (-1 + 1e-7, 1 - 1e-7)
         cosine = class_cosines(embeddings, proxies).clamp(low, high)
@@ -84,4 +84,4 @@ class ArcFace(Loss):
         turned = target * math.cos(self.margin) - (1 - target.square()).sqrt() * math.sin(self.margin)
         if self.fallback:
             turned = torch.where(target > math.cos(math.pi - self.margin), turned, target - math.sin(math.pi - self.margin) * self.margin)
-        return self.sample.cross_entropy(self.scale * cosine, rows, self.scale * turned)
+        return self.sample.cross_entropy(self.scale * self.sample.with_target(cosine, rows, turned), rows)

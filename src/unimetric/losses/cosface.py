@@ -64,6 +64,8 @@ class CosFace(Loss):
         self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
+        embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)
         cosine = class_cosines(embeddings, proxies)
-        return self.sample.cross_entropy(self.scale * cosine, rows, self.scale * (self.sample.target(cosine, rows) - self.margin))
+        own = (rows >= 0).to(cosine.dtype)[:, None]  # another rank may hold the direction of a label
+        lowered = cosine.scatter_add(1, rows[:, None].clamp_min(0), -self.margin * own)
+        return self.sample.cross_entropy(self.scale * lowered, rows)

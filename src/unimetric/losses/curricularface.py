@@ -80,7 +80,7 @@ class CurricularFace(Loss):
         self.register_buffer("t", torch.zeros(num_classes if per_class_t else 1))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
+        embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)
         # The slope of the sine is infinite at 1. The distance to 1 must be visible in float32.
         cosine = class_cosines(embeddings, proxies).clamp(-1 + 1e-7, 1 - 1e-7)
         target = self.sample.target(cosine, rows)
@@ -95,7 +95,7 @@ class CurricularFace(Loss):
             self._renew(target, labels)
             t, bound = self.t.clone(), turned
         hard = torch.where(cosine > bound, cosine * (t + cosine), cosine)
-        return self.sample.cross_entropy(self.scale * hard, rows, self.scale * logit)
+        return self.sample.cross_entropy(self.scale * self.sample.with_target(hard, rows, logit), rows)
 
     def _renew(self, target: Float[Tensor, "B 1"], labels: Int[Tensor, "B"]) -> None:
         if not self.training:

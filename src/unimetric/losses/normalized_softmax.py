@@ -67,5 +67,5 @@ class NormalizedSoftmax(Loss):
         self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
-        embeddings, proxies, rows = self.sample(embeddings, self.proxies, labels)
+        embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)
         return self.sample.cross_entropy(class_cosines(embeddings, proxies) / self.temperature, rows)
