@@ -45,7 +45,7 @@ def letters_run(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     folder = tmp_path_factory.mktemp("runs") / "letters"
     train(config, folder, quiet=True)
-    (folder / FILE).write_text(json.dumps({"fpr": 0.01, "threshold": 0.5, "score": "cosine"}))
+    (folder / FILE).write_text(json.dumps({"fpr": 0.01, "threshold": 0.5, "score": "cosine", "test": {"fpr": 0.02, "fnr": 0.3}}))
     return folder
 
 
@@ -159,7 +159,10 @@ def test_hub_folder_equals_the_run(letters_run: Path, tmp_path: Path) -> None:
     expected = evaluate(letters_run, level=0.95)
     low, high = expected["recall(k=1)/from"], expected["recall(k=1)/to"]
     assert f"| `recall(k=1)` | {expected['recall(k=1)']:.4f} | {low:.4f} to {high:.4f} |" in card
-    assert "| 20.0 | 0.2500 |" in card and "exceeds 0.5000" in card and "random weights" in card and "$" not in card
+    table, split = read_table(open_run(letters_run)[0])
+    assert f"| train images | `{len(split.train)} of {len(set(table.labels[split.train]))} classes` |" in card
+    assert "| 20.0 | 0.2500 |" in card and "exceeds 0.5000" in card and "2.00% do, and 30.00%" in card
+    assert "random weights" in card and "$" not in card
 
 
 def test_hub_rejects_what_timm_cannot_express(config: RunConfig, tmp_path: Path) -> None:

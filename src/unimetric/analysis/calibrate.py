@@ -129,7 +129,8 @@ def read_calibration(run: str | Path) -> dict[str, Any] | None:
     file = Path(run) / FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return {key: float(found[key]) for key in ("fpr", "threshold")} | {"score": str(found["score"])}
+        test = {"test": {key: float(found["test"][key]) for key in ("fpr", "fnr")}} if "test" in found else {}
+        return {key: float(found[key]) for key in ("fpr", "threshold")} | {"score": str(found["score"])} | test
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -29,6 +29,7 @@ from unimetric.runs.embed import space_of
 from unimetric.runs.exported import Embed, Exportable, embed_files
 from unimetric.runs.folder import open_run, overridden, read_done, settings_of
 from unimetric.runs.model import Model, loss_with_geometry, place
+from unimetric.runs.record import count_images
 from unimetric.runs.rows import read_table
 from unimetric.runs.weights import write_tensors
 from unimetric.spec import bind, create, parse, signature, text_of
@@ -164,6 +165,7 @@ def _describe(run: Path, config: RunConfig, model: Model, geometry: str) -> dict
         "run_id": config.run_id,
         "epoch": line.get("epoch"),
         "metrics": {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")},
+        "images": count_images(run),
         "threshold": read_calibration(run) or {},
         "thresholds": _read_thresholds(run / "thresholds.json"),
         "started_from": without_folders(config.backbone),

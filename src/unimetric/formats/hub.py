@@ -154,12 +154,13 @@ def write_card(notes: dict[str, Any], weights: Any) -> str:
     training = {
         "dataset": settings["dataset"],
         "split": settings["split"],
+        **{f"{part} images": f"{images:,} of {classes:,} classes" for part, (images, classes) in (notes.get("images") or {}).items()},
         "started from": notes["started_from"],
         "adapter": settings["adapter"] or "none",
         "loss": settings["loss"] if settings["objective"] == "plain" else f"{settings['loss']}, {settings['objective']}",
         "optimizer": f"{settings['optimizer']}, batches of {settings['batch_size']}",
         "epochs": f"{notes['epoch'] or settings['epochs']} of {settings['epochs']}",
-        "images": settings["transform"],
+        "transform": settings["transform"],
     }
     license_, rights = _license(notes["started_from"], weights)
     return Template((Path(__file__).parent / "card.md").read_text(encoding="utf-8")).substitute(
@@ -219,7 +220,10 @@ def _shift(curve: dict[str, Any]) -> str:
 def _threshold(found: dict[str, Any]) -> str:
     if not found:
         return "Not calibrated. `unimetric calibrate` chooses one on validation classes."
-    return (
+    text = (
         f"Two images are of one class if their similarity ({found['score']}) exceeds {found['threshold']:.4f}. On validation classes, "
         f"{found['fpr']:.2%} of the pairs of two classes exceed it."
     )
+    if "test" not in found:
+        return text
+    return f"{text} On test classes, {found['test']['fpr']:.2%} do, and {found['test']['fnr']:.2%} of the pairs of one class do not."

@@ -20,6 +20,7 @@ from unimetric.files import write_text
 from unimetric.images.pack import located, opened
 from unimetric.images.packing import relative_names
 from unimetric.images.regions import file_of
+from unimetric.images.remote import find_statuses
 from unimetric.images.table import Split, Table
 
 RECORD = "data.json"
@@ -48,9 +49,13 @@ def describe_images(table: Table, parts: Mapping[str, np.ndarray]) -> dict[str, 
         parts: Rows by part.
     """
     names, classes = relative_names(table.paths), table.class_names
+    chosen = {row for rows in parts.values() for row in rows.tolist()}
+    remote = find_statuses(file_of(table.paths[row]) for row in chosen if located(table.paths[row]) is None)
 
     def describe(row: int) -> Image:
-        return Image(names[row], *_size_and_time(table.paths[row]), classes[table.labels[row]])
+        path = table.paths[row]
+        found = remote.get(file_of(path), ()) or _size_and_time(path)
+        return Image(names[row], *found, classes[table.labels[row]])
 
     return {part: [describe(row) for row in rows.tolist()] for part, rows in parts.items()}
 
@@ -125,6 +130,19 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or record.pop("sha256", "") != _seal(record):
         raise UnimetricError(f"{path}: was modified", hint)
     return record
+
+
+def count_images(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the numbers of images and classes of each part.
+
+    They are unknown if an earlier version made the folder.
+    """
+    record = read_record(folder) or {}
+    return {
+        part: (len(record[part]["names"]), len(record[part]["classes"]))
+        for part in ("train", "validation", "test")
+        if record.get(part, {}).get("names")
+    }
 
 
 def _seal(record: dict[str, Any]) -> str:
