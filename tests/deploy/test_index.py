@@ -28,7 +28,7 @@ from unimetric.analysis.calibrate import FILE
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import load
-from unimetric.deploy import building
+from unimetric.deploy import building, embedding
 from unimetric.deploy.building import build
 from unimetric.deploy.export import export_as
 from unimetric.deploy.facts import Facts, check_index
@@ -115,6 +115,16 @@ def test_embeddings_equal_those_of_evaluate_bit_for_bit(run: Path, index: Index,
 def test_workers_and_batches_change_no_bit(run: Path, index: Index, images: Path, tmp_path: Path) -> None:
     other = Index.create(run, images, tmp_path / "other.index", labels=True, workers=2)
     assert content(other) == content(index)
+
+
+def test_batches_that_processes_read_in_parts_change_no_bit(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_CHUNK", 8)  # a batch of 50 in parts of 7 and 8; the last one has 45 files
+    (images / "broken.jpg").write_bytes(b"no image")
+    found = [Index.create(run, images, tmp_path / f"{workers}.index", workers=workers, evaluate_batch=50) for workers in (0, 2)]
+    assert len(found[0]) == 144 and found[0].unreadable() == found[1].unreadable() != []
+    assert content(found[0]) == content(found[1])
 
 
 def test_search_finds_the_query_and_its_columns(index: Index, images: Path) -> None:

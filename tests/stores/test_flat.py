@@ -115,6 +115,22 @@ def test_scan_fetch_and_vectors_agree(tmp_path: Path, small_shards: None) -> Non
         store.fetch([names(1, 7)[0]])
 
 
+def test_finish_copies_many_bytes_only_for_many_shards(tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHEAP", 3 * 20 * 8 * 4)
+    store = Flat(path=str(tmp_path), dim=8)
+
+    def count() -> int:
+        store.finish()
+        return len(list(tmp_path.glob("*.points")))
+
+    counts = []
+    for start in range(0, 100, 20):
+        store.write(names(20, start), unit(20, 8, start), {})
+        counts.append(count())
+    assert counts == [1, 1, 2, 1, 2]  # two of 60 points are too large to merge, three are many, and one of 80 is not small
+    assert [each for ids, _, _ in store.scan() for each in ids] == names(100)
+
+
 def test_shard_is_a_safetensors_file(tmp_path: Path) -> None:
     Flat(path=str(tmp_path), dim=8).write(names(5), unit(5, 8), {"label": ["a"] * 5})
     with safe_open(tmp_path / "00000000.points", framework="np") as file:

@@ -18,7 +18,12 @@ def index(
     model: Annotated[
         str, typer.Argument(help="Run folder, exported folder or file (.onnx), or backbone spec string with pretrained weights.")
     ],
-    source: Annotated[str, typer.Argument(help="Folder of images at any depth, csv file with a column `path`, or dataset spec string.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of images, csv or parquet file with a column `path`, tar files or pack, a URL of these, or dataset spec."
+        ),
+    ],
     settings: Settings = None,
     *,
     out: Annotated[Path, typer.Option(help="Index folder. An index there is resumed or updated.")],
@@ -53,6 +58,7 @@ def index(
     - `unimetric index runs/mine images.csv --out my.index --store "lance(recall=0.99)"`
     - `unimetric index efficientnet_lite images/ --out my.index device=cuda`
     - `unimetric index mine.onnx images/ --out my.index`
+    - `unimetric index runs/mine "s3://bucket/{000..009}.tar" --out my.index`
     - `unimetric index runs/mine images/ --out my.index --ray auto --workers 8 --gpus 1 --cpus 8`
     """
     import torch

@@ -20,7 +20,7 @@ COLUMNS = (("x", "y", "width", "height"), ("x_1", "x_2", "y_1", "y_2"), ("bbox",
 _HINT = "a box is x,y,width,height or x_1,x_2,y_1,y_2 or bbox `[x, y, width, height]` in pixels, or empty for the whole image"
 
 
-def read_box(source: Path, number: int, row: Row) -> Box | None:
+def read_box(source: str | Path, number: int, row: Row) -> Box | None:
     """Return the box of a line in whole pixels, or None if the line has none.
 
     Args:
@@ -34,7 +34,7 @@ def read_box(source: Path, number: int, row: Row) -> Box | None:
     return found
 
 
-def box_paths(source: Path, rows: Sequence[tuple[int, Row]], paths: Sequence[str], boxes: str) -> list[str]:
+def box_paths(source: str | Path, rows: Sequence[tuple[int, Row]], paths: Sequence[str], boxes: str) -> list[str]:
     """Return the paths of the lines with their boxes.
 
     The header of every image that has a box is read, so that a wrong box is found before training.
@@ -61,7 +61,7 @@ def box_paths(source: Path, rows: Sequence[tuple[int, Row]], paths: Sequence[str
     return result
 
 
-def _inside(source: Path, number: int, path: str, box: Box, size: tuple[int, int], *, clip: bool) -> Box:
+def _inside(source: str | Path, number: int, path: str, box: Box, size: tuple[int, int], *, clip: bool) -> Box:
     """Return a box that is inside its image."""
     left, top, width, height = box
     edges = (max(0, left), max(0, top), min(size[0], left + width), min(size[1], top + height))
@@ -77,7 +77,7 @@ def _inside(source: Path, number: int, path: str, box: Box, size: tuple[int, int
     return clipped
 
 
-def _read(source: Path, number: int, row: Row) -> Box | None:
+def _read(source: str | Path, number: int, row: Row) -> Box | None:
     """Return the box of a line, which may begin or end outside of the image."""
     columns = next((each for each in COLUMNS if all(name in row for name in each)), None)
     if columns is None:
@@ -103,5 +103,5 @@ def _read(source: Path, number: int, row: Row) -> Box | None:
     return box
 
 
-def _error(source: Path, number: int, problem: str, hint: str = "") -> UnimetricError:
+def _error(source: str | Path, number: int, problem: str, hint: str = "") -> UnimetricError:
     return UnimetricError(f"`{source}`, line {number}: the box {problem}", hint or _HINT)

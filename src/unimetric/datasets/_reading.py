@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from csv import DictReader, Error
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from unimetric.errors import UnimetricError
+from unimetric.images.remote import is_remote, open_file
 
 #: Endings of image names, compared without case.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -27,6 +30,14 @@ def place(root: str) -> Path:
     if elsewhere and path.parts[:1] == ("data",):
         return Path(elsewhere).expanduser().joinpath(*path.parts[1:])
     return path
+
+
+def place_file(file: str | Path) -> str:
+    """Resolve the path of a file as `place` does.
+
+    An address such as `s3://bucket/a.csv` remains.
+    """
+    return str(file) if is_remote(str(file)) else str(place(str(file)))
 
 
 def locate(root: str, name: str, layout: str = "") -> Path:
@@ -68,7 +79,76 @@ def need(folder: Path, *places: str, layout: str) -> Path:
     raise UnimetricError(f"`{folder / places[0]}` does not exist", f"the folder `{folder}` should hold {layout}")
 
 
-def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
+def read_lines(source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield the lines of a csv or parquet file as dictionaries of text, with their numbers.
+
+    Memory is bounded.
+
+    Args:
+        source: Path or address of a csv file in UTF-8 whose first line names the columns, or of a parquet file.
+        needed: Columns that it must have.
+    """
+    kind = "parquet" if is_parquet(source) else "csv"
+    try:
+        with open_file(source) as stream:
+            yield from (_parquet_lines if kind == "parquet" else _csv_lines)(stream, source, needed)
+    except FileNotFoundError:
+        hint = f"name a {kind} file that has the columns {','.join(needed)}"
+        raise UnimetricError(f"{kind}: the file `{source}` does not exist", hint) from None
+    except (OSError, ValueError, Error) as error:
+        hint = "write it again" if kind == "parquet" else "save it as a csv file in UTF-8"
+        raise UnimetricError(f"cannot read `{source}`: {error}", hint) from None
+
+
+def _csv_lines(stream: IO[bytes], source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str | None]]]:
+    reader = DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""))
+    _check_names(source, list(reader.fieldnames or ()), needed, f"its first line should be `{','.join(needed)}`, with commas")
+    for row in reader:
+        if None in row:
+            raise UnimetricError(
+                f"`{source}`, line {reader.line_num}: more values than columns", "put a value that holds a comma in double quotes"
+            )
+        yield reader.line_num, row
+
+
+def _parquet_lines(stream: IO[bytes], source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str | None]]]:
+    file = open_parquet(stream, source)
+    _check_names(source, file.schema_arrow.names, needed, f"it needs the columns {','.join(needed)}")
+    number = 0
+    for batch in file.iter_batches(1024):
+        for row in batch.to_pylist():
+            number += 1
+            yield number, {key: _as_text(value) for key, value in row.items()}
+
+
+def _check_names(source: str, names: list[str], needed: tuple[str, ...], hint: str) -> None:
+    for column in needed:
+        if column not in names:
+            raise UnimetricError(f"`{source}` has no column `{column}`", hint)
+    if len(set(names)) < len(names) or "" in names:
+        raise UnimetricError(f"`{source}`: its columns must have different names", "rename them")
+
+
+def _as_text(value: Any) -> str | None:
+    """Return the value of a cell as in a csv file. Not a number is a missing value."""
+    return None if value is None or value != value else str(value)
+
+
+def is_parquet(source: str) -> bool:
+    """Return whether a list is a parquet file, by its name."""
+    return source.lower().endswith(".parquet")
+
+
+def open_parquet(stream: IO[bytes], source: str) -> Any:
+    """Return an open parquet file of pyarrow."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UnimetricError(f"{source}: parquet files require pyarrow", "pip install 'unimetric[parquet]'") from None
+    return ParquetFile(stream)
+
+
+def columns(path: str | Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
     """Read a text file of columns separated by white space, and convert each column.
 
     The last column takes the rest of a line.
@@ -79,7 +159,8 @@ def columns(path: Path, *kinds: Callable[[str], Any], header: int = 0) -> list[t
         header: Number of lines to skip.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with open_file(str(path)) as stream:
+            lines = stream.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UnimetricError(f"cannot read `{path}`: {error}", "download the file again") from None
     rows = []

@@ -14,6 +14,7 @@ from unimetric.arguments import checked
 from unimetric.datasets._reading import SUFFIXES, columns
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.regions import file_of
+from unimetric.images.remote import find_statuses, join_path
 from unimetric.images.table import Table
 
 Key = TypeVar("Key", int, str)
@@ -90,7 +91,11 @@ def _present(paths: Sequence[str]) -> np.ndarray:
     """
     known: dict[str, set[str]] = {}
     there = np.zeros(len(paths), bool)
+    remote = find_statuses(map(file_of, paths))
     for row, path in enumerate(paths):
+        if file_of(path) in remote:
+            there[row] = remote[file_of(path)] is not None
+            continue
         folder, name = os.path.split(file_of(path))
         if folder not in known:
             try:
@@ -102,7 +107,7 @@ def _present(paths: Sequence[str]) -> np.ndarray:
     return there
 
 
-def divide(name: str, class_names: Sequence[str], train: float | str, folder: Path) -> set[str]:
+def divide(name: str, class_names: Sequence[str], train: float | str, folder: str | Path) -> set[str]:
     """Return the training classes of a dataset without a published split.
 
     Args:
@@ -113,7 +118,7 @@ def divide(name: str, class_names: Sequence[str], train: float | str, folder: Pa
         folder: Folder of the text file.
     """
     if isinstance(train, str):
-        file = folder / Path(train).expanduser()
+        file = join_path(str(folder), os.path.expanduser(train))
         chosen = {key for (key,) in columns(file, str)}
         for key in sorted(chosen.difference(class_names)):
             raise UnimetricError(f"`{file}`: unknown class `{key}` of {name}", closest(key, class_names))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from csv import DictReader, Error
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from unimetric.arguments import Fraction
 from unimetric.datasets._boxes import box_paths
-from unimetric.datasets._reading import SUFFIXES, place
+from unimetric.datasets._reading import SUFFIXES, place_file, read_lines
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
+from unimetric.images.remote import join_path
 from unimetric.images.table import Table
 
 #: Columns that hold the group of an image. The first one that a file has is used.
@@ -31,12 +31,12 @@ def csv(
     group_rule: Literal["class", "group", "none"] = "class",
     boxes: Literal["crop", "clip", "ignore"] = "crop",
 ) -> Table:
-    """Csv file with the columns of open-metric-learning, or plain `path,label`.
+    """Csv or parquet file with the columns of open-metric-learning, or plain `path,label`.
 
         path,label                              the first half of the sorted labels trains, the rest tests
         label,path,split,is_query,is_gallery    split: train, or validation (or test) for test images
 
-    Paths are relative to the csv file. `is_query` and `is_gallery` may be missing or, as for
+    Paths are relative to the csv file, or addresses. `is_query` and `is_gallery` may be missing or, as for
     training images, empty; then all test images are queries and gallery items. Training images
     always are. A column `group`, `camera`, `sequence`, `encounter` or `date` is the group of an image: a
     query does not find the images of its own class and group. Images are cropped to the box of their line
@@ -47,7 +47,8 @@ def csv(
         open-metric-learning (OML-Team); halves as in Oh Song et al. (CVPR 2016).
 
     Args:
-        file: Path of the csv file.
+        file: Path of the csv or parquet file, or its address, such as `s3://bucket/images.csv`. Paths in it are
+            then relative to that address.
         train: Training labels, instead of the column `split`: a fraction of the sorted labels (0.5
             is the first half, rounded up), or a text file next to the csv file with one label per
             line.
@@ -62,14 +63,14 @@ def csv(
         boxes: What to do with boxes: `crop` to them, which must be inside of their images; `clip` those that
             are not; or `ignore` them.
     """
-    source = place(file)
+    source = place_file(file)
     rows = read_rows(source)
     groups = find_groups(source, rows, group)
-    name = name or source.stem
-    base = source.parent
+    name = name or PurePosixPath(source.replace(os.sep, "/")).stem
+    base = os.path.dirname(source)
     pairs = [_path_and_label(source, number, row) for number, row in rows]
     labels = [label for _, label in pairs]
-    paths = box_paths(source, rows, [os.path.normpath(base / path) for path, _ in pairs], boxes)
+    paths = box_paths(source, rows, [join_path(base, path) for path, _ in pairs], boxes)
     parts = []
     seen: dict[str, int] = {}
     for (number, row), path in zip(rows, paths, strict=True):
@@ -102,25 +103,13 @@ def csv(
     return without_singles(table, on_single)
 
 
-def read_rows(source: Path, needed: tuple[str, ...] = ("path", "label")) -> list[tuple[int, dict[str, str | None]]]:
+def read_rows(source: str | Path, needed: tuple[str, ...] = ("path", "label")) -> list[tuple[int, dict[str, str | None]]]:
     """Read the lines of a csv file as dictionaries by column name, each with its line number."""
-    if not source.is_file():
-        raise UnimetricError(f"csv: the file `{source}` does not exist", f"name a csv file that has the columns {','.join(needed)}")
-    try:
-        with source.open(encoding="utf-8-sig", newline="") as stream:
-            reader = DictReader(stream)
-            for column in needed:
-                if column not in (reader.fieldnames or ()):
-                    raise UnimetricError(
-                        f"`{source}` has no column `{column}`", f"its first line should be `{','.join(needed)}`, with commas"
-                    )
-            return [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, Error) as error:
-        raise UnimetricError(f"cannot read `{source}`: {error}", "save it as a csv file in UTF-8") from None
+    return list(read_lines(str(source), needed))
 
 
 def find_groups(
-    source: Path, rows: list[tuple[int, dict[str, str | None]]], column: str | None, usual: tuple[str, ...] = GROUPS
+    source: str | Path, rows: list[tuple[int, dict[str, str | None]]], column: str | None, usual: tuple[str, ...] = GROUPS
 ) -> list[str] | None:
     """Return the group of each line, or None if the file has no column of groups.
 
@@ -137,10 +126,8 @@ def find_groups(
     return [value[:10] for value in values] if column == "date" else values
 
 
-def _path_and_label(source: Path, number: int, row: dict[str, str | None]) -> tuple[str, str]:
+def _path_and_label(source: str | Path, number: int, row: dict[str, str | None]) -> tuple[str, str]:
     """Return the checked path and label of a line."""
-    if None in row:
-        raise UnimetricError(f"`{source}`, line {number}: more values than columns", "put a value that holds a comma in double quotes")
     path, label = (row["path"] or "").strip(), (row["label"] or "").strip()
     if not path or not label:
         missing = "label" if path else "path"
@@ -158,7 +145,7 @@ def _order(label: str) -> tuple[int, int, str]:
     return (0, int(label), label) if label.isdecimal() else (1, 0, label)
 
 
-def _roles(source: Path, rows: list[tuple[int, dict[str, str | None]]], train: list[bool], column: str) -> list[bool]:
+def _roles(source: str | Path, rows: list[tuple[int, dict[str, str | None]]], train: list[bool], column: str) -> list[bool]:
     values = [(row.get(column) or "").strip().lower() for _, row in rows]
     for (number, row), value in zip(rows, values, strict=True):
         if value not in TRUTH:

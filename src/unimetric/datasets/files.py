@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from csv import DictReader, Error
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unimetric.datasets._boxes import read_box
-from unimetric.datasets._reading import SUFFIXES, locate, place
+from unimetric.datasets._reading import SUFFIXES, is_parquet, locate, open_parquet, place_file, read_lines
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import located
 from unimetric.images.regions import file_of, join_box
+from unimetric.images.remote import find_statuses, is_remote, join_path, make_absolute, open_file
 from unimetric.images.table import Table
 
 #: Endings of image names. The first frame of an animated image is read.
@@ -119,29 +120,74 @@ def describe_file(id_: str, path: str, columns: dict[str, Value]) -> ImageFile:
 
     A missing file has the size -1, and is reported when it is read.
     """
+    return next(describe_files([(id_, path, columns)]))
+
+
+def describe_files(images: Iterable[tuple[str, str, dict[str, Value]]]) -> Iterator[ImageFile]:
+    """Yield images as `describe_file` does, in bounded memory.
+
+    Args:
+        images: Id, path and columns of each image.
+    """
+    images = iter(images)
+    known: dict[str, tuple[int, int] | None] = {}
+    while some := list(islice(images, 1024)):
+        files = [_container(path) for _, path, _ in some]
+        held = {file: known[file] for file in set(files) & known.keys()}
+        known = held | find_statuses(set(files) - held.keys())
+        for (id_, path, columns), file in zip(some, files, strict=True):
+            status = known[file] if file in known else _local_status(file)
+            yield ImageFile(id_, path, *(status or (-1, -1)), columns)
+
+
+def _container(path: str) -> str:
+    """Return the file that holds an image."""
     location = located(path)
+    return location[0] if location else file_of(path)
+
+
+def _local_status(file: str) -> tuple[int, int] | None:
     try:
-        status = os.stat(location[0] if location else file_of(path))
-        return ImageFile(id_, path, status.st_size, status.st_mtime_ns, columns)
+        status = os.stat(file)
     except OSError:
-        return ImageFile(id_, path, -1, -1, columns)
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def column_types(file: str | Path) -> dict[str, type]:
-    """Return the type of every column of a csv file except `path`, from its values.
+    """Return the type of every column of a csv or parquet file except `path`.
 
     Values are integers, numbers, truth values (`true`, `false`) or text. An empty value is missing. The label
-    is always text.
+    is always text. A parquet file declares its types; those of a csv file follow from its values.
 
     Args:
-        file: Csv file in UTF-8 whose first line names the columns.
+        file: Csv file in UTF-8 whose first line names the columns, or parquet file.
     """
+    source = place_file(file)
+    if is_parquet(source):
+        next(read_lines(source, (PATH,)), None)  # checks the columns
+        with open_file(source) as stream:
+            schema = open_parquet(stream, source).schema_arrow
+        return {each.name: str if each.name == LABEL else _arrow_type(str(each.type)) for each in schema if each.name != PATH}
     types: dict[str, set[type]] = {}
-    for _, row in _lines(Path(file)):
+    for _, row in read_lines(source, (PATH,)):
         for key, text in row.items():
             if key != PATH:
                 types.setdefault(key, set()).update({type(_value(text))} - {type(None)})
     return {key: str if key == LABEL else _common(found) for key, found in types.items()}
+
+
+def _arrow_type(name: str) -> type:
+    """Return the type of a column by its name in a parquet file.
+
+    Dates, lists and others are text.
+
+    >>> _arrow_type("uint8"), _arrow_type("double"), _arrow_type("bool"), _arrow_type("timestamp[us]")
+    (<class 'int'>, <class 'float'>, <class 'bool'>, <class 'str'>)
+    """
+    if name.startswith(("int", "uint")):
+        return int
+    return {"float": float, "double": float, "halffloat": float, "bool": bool}.get(name, str)
 
 
 def _common(found: set[type]) -> type:
@@ -152,48 +198,36 @@ def _common(found: set[type]) -> type:
 
 
 def read_csv(file: str | Path, types: dict[str, type]) -> Iterator[ImageFile]:
-    """Yield the images of a csv file in bounded memory, with typed columns.
+    """Yield the images of a csv or parquet file in bounded memory, with typed columns.
 
     Args:
-        file: Csv file with a column `path`, and boxes as in the dataset `csv`. Paths are relative to the file.
+        file: File with a column `path`, and boxes as in the dataset `csv`. Paths are relative to the file, or addresses.
         types: Type of each further column, as in `column_types`. Other columns are ignored.
 
     Raises:
         UnimetricError: A line has no path or a wrong box, or a value does not have the type of its column.
     """
-    source = Path(file)
-    base = os.path.abspath(source.parent)
-    for number, row in _lines(source):
+    return describe_files(_list_rows(place_file(file), types))
+
+
+def _list_rows(source: str, types: dict[str, type]) -> Iterator[tuple[str, str, dict[str, Value]]]:
+    """Yield id, path and columns of the lines of a list."""
+    base = os.path.dirname(make_absolute(source))
+    for number, row in read_lines(source, (PATH,)):
         path = (row[PATH] or "").strip()
         if not path:
             raise UnimetricError(f"`{source}`, line {number}: the path is missing", "every line needs a path")
-        whole = join_box(os.path.normpath(os.path.join(base, path)), read_box(source, number, row))
-        inside = os.path.relpath(whole, base)
+        whole = join_box(join_path(base, path), read_box(source, number, row))
         columns = {key: _cast(source, number, key, text, types[key]) for key, text in row.items() if key in types}
-        yield describe_file((whole if inside.startswith("..") else inside).replace(os.sep, "/"), whole, columns)
+        yield _make_id(whole, base), whole, columns
 
 
-def _lines(source: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """Yield the lines of a csv file as dictionaries, each with its number."""
-    source = place(str(source))
-    try:
-        with source.open(encoding="utf-8-sig", newline="") as stream:
-            reader = DictReader(stream)
-            names = reader.fieldnames or ()
-            if PATH not in names:
-                raise UnimetricError(f"`{source}` has no column `{PATH}`", "its first line should name the columns, such as `path,label`")
-            if len(set(names)) < len(names) or "" in names:
-                raise UnimetricError(f"`{source}`: its columns must have different names", "rename them in the first line")
-            for row in reader:
-                if None in row:
-                    raise UnimetricError(
-                        f"`{source}`, line {reader.line_num}: more values than columns", "put a value that holds a comma in double quotes"
-                    )
-                yield reader.line_num, row
-    except FileNotFoundError:
-        raise UnimetricError(f"the csv file `{source}` does not exist", "name a csv file with a column `path`") from None
-    except (OSError, UnicodeDecodeError, Error) as error:
-        raise UnimetricError(f"cannot read `{source}`: {error}", "save it as a csv file in UTF-8") from None
+def _make_id(path: str, base: str) -> str:
+    """Return a path relative to a folder, or unchanged if it is elsewhere."""
+    if is_remote(path) or is_remote(base):
+        return path.removeprefix(f"{base}/")
+    inside = os.path.relpath(path, base)
+    return (path if inside.startswith("..") else inside).replace(os.sep, "/")
 
 
 def _value(text: str | None) -> Value:
@@ -219,7 +253,7 @@ def _value(text: str | None) -> Value:
     return text
 
 
-def _cast(source: Path, number: int, column: str, text: str | None, kind: type) -> Any:
+def _cast(source: str, number: int, column: str, text: str | None, kind: type) -> Any:
     """Return the value of a cell as the type of its column."""
     value = _value(text)
     if value is None:

@@ -9,17 +9,17 @@ import os
 import re
 import tarfile
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from unimetric.arguments import Fraction
-from unimetric.datasets._reading import SUFFIXES, cache_folder, place
+from unimetric.datasets._reading import SUFFIXES, cache_folder, place_file
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.images.members import join_member
+from unimetric.images.remote import file_status, find_files, is_remote, make_absolute, open_file
 from unimetric.images.table import Table
 
 #: Position, number of bytes, name and label of each image.
@@ -44,7 +44,8 @@ def tar(
         000017.json       its class in the field `label`
 
     Files are not unpacked. The first use scans them once and stores the positions of all images in
-    `UNIMETRIC_CACHE` (default: the cache folder of the user). Every image is then read at its
+    `UNIMETRIC_CACHE` (default: the cache folder of the user). At an address such as
+    `s3://bucket/shoes.tar`, this downloads them; images are then read by byte ranges. Every image is then read at its
     position, so samplers, resuming and evaluation work as with single files, without a shuffle
     buffer. If no image has a class, all are of one class without a name, which can be embedded but
     not trained on. Compressed tar files cannot be read at a position and are an error.
@@ -55,7 +56,7 @@ def tar(
 
     Args:
         shards: Files with ranges `{000..009}`, alternatives `{a,b}` or wildcards, such as
-            `data/shoes-{000..009}.tar`.
+            `data/shoes-{000..009}.tar` or `https://host/shoes-{000..009}.tar`.
         label: Field of a JSON file that holds the class.
         train: Training classes: a fraction of the sorted classes (0.5 is the first half, rounded
             up), or a text file next to the shards with one class per line.
@@ -67,9 +68,10 @@ def tar(
     labels: list[str | None] = []
     for file in files:
         for position, length, member, found in _list_images(file, label):
-            paths.append(join_member(str(file), position, length, member))
+            paths.append(join_member(file, position, length, member))
             labels.append(found)
-    name = name or files[0].resolve().parent.name
+    base = os.path.dirname(make_absolute(files[0]))
+    name = name or os.path.basename(base)
     if not paths:
         raise UnimetricError(f"`{shards}` has no images", _HINT)
     if not any(each is not None for each in labels):
@@ -84,29 +86,29 @@ def tar(
     if len(classes) < len(labels):
         raise UnimetricError(f"`{paths[labels.index(None)]}` has no class, but other images have one", _HINT)
     class_names = sorted(set(classes), key=lambda each: (not each.isdecimal(), int(each) if each.isdecimal() else 0, each))
-    chosen = divide(name, class_names, train, files[0].parent)
+    chosen = divide(name, class_names, train, base)
     table = tabulate(name, paths, classes, {key: key for key in class_names}, [key in chosen for key in classes])
     return without_singles(table, on_single)
 
 
-def find_shards(text: str) -> list[Path]:
+def find_shards(text: str) -> list[str]:
     """Return the files of a pattern, in the order of its ranges and alternatives.
 
     Args:
-        text: Path with `{000..009}`, `{a,b}` or wildcards; see `place` for a leading `data`.
+        text: Path or address with `{000..009}`, `{a,b}` or wildcards; see `place` for a leading `data`.
     """
-    files: list[Path] = []
+    files: list[str] = []
     for each in expand_braces(text):
-        path = place(each)
+        path = place_file(each)
         found = [path]
-        if glob.has_magic(each) and not path.exists():
-            found = sorted(Path(hit) for hit in glob.glob(str(path)))
-        missing = [str(one) for one in found if not one.is_file()] or ([] if found else [str(path)])
+        if glob.has_magic(each) and not os.path.exists(path):
+            found = find_files(path) if is_remote(path) else sorted(glob.glob(path))
+        missing = [one for one in found if not is_remote(one) and not os.path.isfile(one)] or ([] if found else [path])
         if missing:
             raise UnimetricError(f"tar: the file `{missing[0]}` does not exist", "name tar files, such as `shards='data/{000..009}.tar'`")
         files += found
     for file in files:
-        if not file.name.lower().endswith(".tar"):
+        if not file.lower().endswith(".tar"):
             raise UnimetricError(
                 f"`{file}`: the name of a shard must end in .tar", "decompress it, because images are read at their positions"
             )
@@ -129,10 +131,10 @@ def expand_braces(text: str) -> list[str]:
     return [text[: found.start()] + word + rest for word in words for rest in expand_braces(text[found.end() :])]
 
 
-def _list_images(file: Path, field: str) -> Images:
+def _list_images(file: str, field: str) -> Images:
     """Return the images of a file, from the cache if the file has not changed since."""
-    status = os.stat(file)
-    known = {"version": _VERSION, "file": os.path.abspath(file), "field": field, "size": status.st_size, "time": status.st_mtime_ns}
+    size, time = file_status(file)
+    known = {"version": _VERSION, "file": make_absolute(file), "field": field, "size": size, "time": time}
     name = hashlib.sha256(repr((known["file"], field)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     cached = cache_folder() / "tar" / f"{name}.json"
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -145,12 +147,12 @@ def _list_images(file: Path, field: str) -> Images:
     return images
 
 
-def _scan(file: Path, field: str) -> Images:
+def _scan(file: str, field: str) -> Images:
     """Read a tar file once, and return its images in their order."""
     images: list[tuple[int, int, str, str]] = []
     labels: dict[str, str] = {}
     try:
-        with tarfile.open(file, "r:") as archive:
+        with open_file(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # a list of all members would take gigabytes
                 folder, _, base = member.name.rpartition("/")
@@ -164,7 +166,8 @@ def _scan(file: Path, field: str) -> Images:
                     content = archive.extractfile(member)
                     found = _read_label(content.read() if content else b"", ending, field, f"{file}: {member.name}")
                     labels |= {} if found is None else {key: found}
-            if not _ends_here(file, archive.offset):  # tarfile takes a partial header for the end
+            stream.seek(archive.offset)
+            if stream.read(512) not in (b"", bytes(512)):  # tarfile takes a partial header for the end
                 raise tarfile.ReadError("unexpected end of data")
     except tarfile.TarError as error:
         hint = "copy it again; if it is compressed, decompress it, because images are read at their positions"
@@ -172,13 +175,6 @@ def _scan(file: Path, field: str) -> Images:
     except OSError as error:
         raise UnimetricError(f"`{file}`: cannot be read: {error.strerror}", "copy it again") from None
     return [(position, length, base, labels.get(key)) for position, length, base, key in images]
-
-
-def _ends_here(file: Path, position: int) -> bool:
-    """Return whether an archive ends at a position, with an empty block or with the file."""
-    with open(file, "rb") as stream:
-        stream.seek(position)
-        return stream.read(512) in (b"", bytes(512))
 
 
 def _read_label(data: bytes, ending: str, field: str, where: str) -> str | None:

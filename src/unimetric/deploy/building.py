@@ -19,9 +19,9 @@ from torch import Tensor
 
 from unimetric.analysis.calibrate import read_calibration
 from unimetric.config import RunConfig, from_settings
-from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_file, read_csv, walk
+from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
-from unimetric.deploy.export import write_model
+from unimetric.deploy.export import without_weights, write_model
 from unimetric.deploy.facts import (
     FACTS,
     LEDGER,
@@ -42,6 +42,7 @@ from unimetric.errors import UnimetricError, closest
 from unimetric.files import is_temporary, remove_stale, write_bytes, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
+from unimetric.images.remote import common_folder, is_remote, join_path, make_absolute
 from unimetric.images.table import Table
 from unimetric.kinds import Loss, Store
 from unimetric.runs.exported import Exported, format_of, open_exported
@@ -51,6 +52,8 @@ from unimetric.spec import bind_arguments, create, declaration, names, parse
 
 #: Images and seconds after which a shard is written.
 _SHARD, _SECONDS = 4096, 60.0
+#: Settings that depend on the machine, not on the index.
+_LOCAL = ("device", "precision", "evaluate_batch")
 #: Nanoseconds in which a file may change twice without a new time.
 _RACE = 2_000_000_000
 
@@ -78,11 +81,11 @@ class Source:
 
 
 def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> Source:
-    """Return the images of a folder, a csv file, tar files or a dataset.
+    """Return the images of a folder, a csv or parquet file, tar files, a pack or a dataset.
 
     Args:
-        source: Folder of images at any depth, csv file with a column `path`, tar files such as `data/{000..009}.tar`, or dataset
-            spec string.
+        source: Folder of images at any depth, csv or parquet file with a column `path`, tar files such as `data/{000..009}.tar`, pack,
+            or dataset spec string. Files may have an address, such as `s3://bucket/{000..009}.tar`.
         labels: Whether the class of an image in a folder is the name of its folder.
         known: Types of the columns that the index has.
     """
@@ -92,26 +95,26 @@ def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> 
         root = os.path.abspath(path)
         found = Source(root, root, lambda: walk(Path(root), labels=labels, problems=found.problems), {LABEL: str} if labels else {})
         return found
-    if path.suffix.lower() == ".csv":
-        whole = os.path.abspath(path)
+    suffix, whole = path.suffix.lower(), make_absolute(text if is_remote(text) else str(path))
+    if suffix in (".csv", ".parquet"):
         types = column_types(whole) | {key: kind for key, kind in known.items() if kind is not str}
         return Source(whole, os.path.dirname(whole), lambda: read_csv(whole, types), types)
-    if path.suffix.lower() == ".tar":
-        text = f"tar(shards={os.path.abspath(path)!r})"
+    if suffix in (".tar", ".pack"):
+        text = f"tar(shards={whole!r})" if suffix == ".tar" else f"pack(path={whole!r})"
     name = text.partition("(")[0]
     if not name.isidentifier() or name not in names("datasets"):
-        hint = "name a folder of images, or a csv file with a column `path`"
+        hint = "name a folder of images, a csv or parquet file with a column `path`, tar files or a pack"
         raise UnimetricError(f"{text}: no such folder, csv file or dataset", hint if os.sep in text else closest(name, names("datasets")))
     table: Table = create("datasets", text)
-    paths = [os.path.abspath(each) for each in table.paths]
-    root = os.path.commonpath([os.path.dirname(each) for each in paths])
+    paths = [make_absolute(each) for each in table.paths]
+    root = common_folder(paths)
 
-    def rows() -> Iterator[ImageFile]:
+    def rows() -> Iterator[tuple[str, str, dict[str, Any]]]:
         for row, each in enumerate(paths):
             label = table.class_names[table.labels[row]]
-            yield describe_file(os.path.relpath(each, root).replace(os.sep, "/"), each, {LABEL: label} if label else {})
+            yield each[len(root) :].lstrip(os.sep if root else "").replace(os.sep, "/"), each, {LABEL: label} if label else {}
 
-    return Source(text, root, rows, {LABEL: str})
+    return Source(text, root, lambda: describe_files(rows()), {LABEL: str})
 
 
 # --- models ------------------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ def _prepare(
     facts = new_facts(
         config,
         dim=int(network.dim),
-        weights=weights_of(network),
+        weights="",  # computed while images are read
         store=store or "flat",
         labels=bool(labels),
         placement=placement,
@@ -181,8 +184,8 @@ def _prepare(
 
 
 def _local(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that depend on the machine, not on the index."""
-    return {key: value for key, value in settings.items() if key in ("device", "precision", "evaluate_batch")}
+    """Return those of some settings that depend on the machine."""
+    return {key: value for key, value in settings.items() if key in _LOCAL}
 
 
 def _merged(model: Any) -> Any:
@@ -239,24 +242,17 @@ def build(
         remove_stale(path)
         held: Store = create("stores", facts.store, path=str(path / STORE), dim=facts.placement.extended(facts.dim))
         stack.callback(held.close)
-        if not check_index(path):
-            if len(held):
-                raise UnimetricError(
-                    f"`{facts.store}`: already holds {len(held):,} points, of another index",
-                    "use another table or --out, or remove these points first",
-                )
-            if isinstance(network, Exported):
-                write_bytes(path / facts.model, network.path.read_bytes())
-            else:
-                write_model(config, network, path / facts.model, Path(str(model)).name)
-            _copy_threshold(model, network, path)
-            config, network = open_own(path, facts, _local(settings))
-            facts.write(path)
+        if not check_index(path) and len(held):
+            raise UnimetricError(
+                f"`{facts.store}`: already holds {len(held):,} points, of another index",
+                "use another table or --out, or remove these points first",
+            )
         ledger = Ledger(path / LEDGER)
         stack.callback(ledger.close)
         loss = loss_with_geometry(config, network.dim)
         count = min(16, count_cores()) if workers is None else workers
-        run = _Build(path, facts, config, network, loss, held, ledger, images, count, cluster, progress, note or (lambda text: None))
+        given = None if check_index(path) else model
+        run = _Build(path, facts, config, network, loss, held, ledger, images, count, cluster, progress, note or (lambda text: None), given)
         return run.run()
 
 
@@ -297,6 +293,7 @@ class _Build:
     cluster: Cluster | None
     progress: Progress | None
     note: Callable[[str], None]
+    given: str | Path | None  # model of a new index, until it is written
     counts: dict[str, int] = field(default_factory=lambda: {"added": 0, "changed": 0, "deleted": 0})
 
     def run(self) -> dict[str, int]:
@@ -310,11 +307,12 @@ class _Build:
         self.facts = replace(self.facts, columns=self.facts.columns | {key: kind.__name__ for key, kind in self.source.columns.items()})
         if work or gone or self.facts.state != "ready" or self.facts != before:
             self.facts = replace(self.facts, state="building" if before.state == "building" else "updating")
-            self.facts.write(self.path)
+            if self.given is None or self.cluster is not None or not work:
+                self._write_model()
             work -= self._rewrite_columns()
             if work and self.cluster is not None:
                 self._embed_on(self.cluster, work)
-            elif work:
+            elif work or self.given is not None:
                 self._embed(work)
             for ids in self.ledger.gone() if gone else ():
                 self.store.delete(ids)
@@ -322,6 +320,23 @@ class _Build:
                 self.counts["deleted"] += len(ids)
             self._finish(before, unnamed)
         return self.counts | {"unreadable": self.facts.unreadable}
+
+    def _write_model(self) -> None:
+        """Write the model of a new index, and the facts, which make the folder an index."""
+        if self.given is not None:
+            config, own = self.config, self.path / self.facts.model
+            self.facts = replace(self.facts, weights=weights_of(self.model))
+            if isinstance(self.model, Exported):
+                write_bytes(own, self.model.path.read_bytes())
+            else:
+                write_model(config, self.model, own, Path(self.given).name)
+            _copy_threshold(self.given, self.model, self.path)
+            # An export of an adapter, or of weights in another layout, may be another network. Later updates use that one.
+            if isinstance(self.model, Exported) or config.adapter or without_weights(config.backbone) != config.backbone:
+                local = {key: getattr(config, key) for key in _LOCAL}
+                self.config, self.model = open_own(self.path, self.facts, local)
+            self.given = None
+        self.facts.write(self.path)
 
     def _check_listing(self, work: int, gone: int) -> None:
         """Raise an error if a source is empty, or is not that of the index."""
@@ -368,13 +383,17 @@ class _Build:
             for work in self.ledger.work():
                 if not work.same:
                     waiting.append(work)
-                    yield os.path.join(self.source.root, work.id), work.known
+                    yield join_path(self.source.root, work.id), work.known
 
         shard: list[tuple[Work, Reading]] = []
         found: list[Tensor] = []
+        chunks = embedder.read(items(), workers=self.workers)
+        if self.given is not None:  # a new model is written while processes read the first images
+            self._write_model()
+            embedder = open_embedder(self.config, self.model)
         begun = time.monotonic()
         with _Writer(self) as writer:
-            for readings, embeddings in embedder.stream(items(), workers=self.workers):
+            for readings, embeddings in embedder.embed_chunks(chunks):
                 shard += [(waiting.popleft(), reading) for reading in readings]
                 found.append(embeddings)
                 done += len(readings)
@@ -431,7 +450,8 @@ class _Build:
             mtime = -1 if now - work.mtime < _RACE else work.mtime
             record.append((work, reading.digest, problem or None, mtime))
         if works:
-            self.store.write([work.id for work in works], vectors[rows], self._columns(works))
+            some = vectors if len(rows) == len(vectors) else vectors[rows]
+            self.store.write([work.id for work in works], some, self._columns(works))
         if altered:
             ids = [work.id for work in altered]
             self.store.write(ids, self.store.vectors(ids), self._columns(altered))

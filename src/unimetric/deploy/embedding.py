@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,22 @@ from unimetric.config import RunConfig
 from unimetric.deploy.facts import Facts
 from unimetric.errors import UnimetricError
 from unimetric.images.boxes import Draws, center_draws
-from unimetric.images.crops import crop_one
+from unimetric.images.crops import color, crop_one, plan_of
 from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes
-from unimetric.images.loading import View, finish_crops
+from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
 from unimetric.images.recipe import Recipe
 from unimetric.images.regions import split_box
+from unimetric.images.remote import Unreachable
 from unimetric.images.workers import block_signals, isolate_worker
 from unimetric.runs.device import evaluation_batch, open_fabric
 from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.weights import hash_tensors
 from unimetric.spec import create
+
+#: Images that a process reads at a time. A whole batch of a GPU takes seconds, in which the GPU and other processes would wait.
+_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class Reading:
     embedded: bool = False
 
 
+#: Readings of some files, and the crops (B, 3, S, S) of those that have one.
+Chunk = tuple[list[Reading | Unreachable], Tensor]
+
+
 class Embedder:
     """A model on its device, with the crops of its test images.
 
@@ -64,20 +74,46 @@ class Embedder:
     """
 
     def __init__(self, config: RunConfig, model: Any) -> None:
-        fabric = open_fabric(config)
-        trains = any(weight.requires_grad for weight in model.parameters())
-        # The same call as that of an evaluation, because the precision is part of it.
-        self.model = fabric.setup(model) if trains else model.to(fabric.device)
-        self.model.eval()
-        self.device, self.batch, self.dim = fabric.device, evaluation_batch(config, fabric), int(model.dim)
+        self._fabric, self._given = open_fabric(config), model
+        self.device, self.batch, self.dim = self._fabric.device, evaluation_batch(config, self._fabric), int(model.dim)
         self.view = View(create("transforms", config.transform))
-        self.mean, self.std = (torch.tensor(value, device=self.device).view(1, 3, 1, 1) for value in (model.mean, model.std))
+
+    @cached_property
+    def model(self) -> Any:
+        """Network on its device.
+
+        It is moved at the first use, when the processes that read images have started.
+        """
+        trains = any(weight.requires_grad for weight in self._given.parameters())
+        with torch.inference_mode(False):  # else the parameters could never be changed again
+            # The same call as that of an evaluation, because the precision is part of it.
+            model = self._fabric.setup(self._given) if trains else self._given.to(self.device)
+        return model.eval()
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """(1, 3, 1, 1) mean of the backbone's pretraining images."""
+        return torch.tensor(self._given.mean, device=self.device).view(1, 3, 1, 1)
+
+    @cached_property
+    def std(self) -> Tensor:
+        """(1, 3, 1, 1) standard deviation of the backbone's pretraining images."""
+        return torch.tensor(self._given.std, device=self.device).view(1, 3, 1, 1)
+
+    @cached_property
+    def _plan(self) -> Float[Tensor, "16 1"]:
+        """Colors of a center crop, the same for all images.
+
+        A copy per batch would wait for the GPU.
+        """
+        one = np.ones((1, 2))
+        return torch.from_numpy(plan_of(self.view.draws(np.zeros(1, np.int64), one), one)).to(self.device)
 
     @torch.inference_mode()
     def embed(self, crops: Tensor) -> Float[Tensor, "B D"]:
         """Return the raw embeddings of crops (B, 3, S, S) uint8, in float32."""
         images = crops.to(self.device, non_blocking=True)
-        return self.model(finish_crops(images, np.arange(len(images)), self.view, self.mean, self.std))[0].float()
+        return self.model(color(images, self._plan, self.mean, self.std, self.view.recipe))[0].float()
 
     def embed_images(self, images: Sequence[Any]) -> Float[np.ndarray, "N D"]:
         """Return the raw embeddings of images.
@@ -98,23 +134,48 @@ class Embedder:
             items: Path of each image, and the digest of a content that need not be embedded again.
             workers: Number of processes that read and crop. 0 reads in this process.
         """
+        return self.embed_chunks(self.read(items, workers=workers))
+
+    def read(self, items: Iterable[tuple[str, bytes | None]], *, workers: int) -> Iterator[Chunk]:
+        """Start to read files, and return the parts of batches as they arrive. See `stream`."""
+        parts = -(-self.batch // _CHUNK) if workers else 1
         loader: Any = DataLoader(
             _Reader(self.view),  # type: ignore[arg-type]
-            batch_sampler=_batches(items, self.batch),
+            batch_sampler=_split(items, self.batch, parts),
             num_workers=workers,
+            prefetch_factor=2 * parts if workers else None,  # two batches
             collate_fn=_collate,
             worker_init_fn=isolate_worker,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
         )
         with block_signals():
-            arriving = iter(loader)
-        for readings, crops in arriving:
-            if not len(crops):
-                yield readings, torch.zeros(0, self.dim)
-                continue
-            full = crops if len(crops) == self.batch else crops[torch.arange(self.batch) % len(crops)]
-            yield readings, self.embed(full)[: len(crops)]
+            return iter(loader)
+
+    def embed_chunks(self, chunks: Iterable[Chunk]) -> Iterator[tuple[list[Reading], Float[Tensor, "B D"]]]:
+        """Embed what `read` returns. See `stream`."""
+        readings: list[Reading] = []
+        parts: list[Tensor] = []
+        for some, crops in chunks:
+            for each in some:
+                if isinstance(each, Unreachable):
+                    raise each
+                readings.append(each)
+            if len(crops):
+                parts.append(crops.to(self.device, non_blocking=True))
+            if len(readings) == self.batch:
+                yield readings, self._embed_parts(parts)
+                readings, parts = [], []
+        if readings:
+            yield readings, self._embed_parts(parts)
+
+    def _embed_parts(self, parts: list[Tensor]) -> Float[Tensor, "B D"]:
+        """Embed crops in a full batch, which repeats them if there are too few."""
+        if not parts:
+            return torch.zeros(0, self.dim)
+        crops = parts[0] if len(parts) == 1 else torch.cat(parts)
+        full = crops if len(crops) == self.batch else crops[torch.arange(self.batch, device=self.device) % len(crops)]
+        return self.embed(full)[: len(crops)]
 
 
 class _Square(View):
@@ -185,15 +246,15 @@ def open_own(path: Path, facts: Facts, settings: Mapping[str, Any]) -> tuple[Run
     return overridden(config, dict(settings), own), model
 
 
-def _batches(items: Iterable[tuple[str, bytes | None]], size: int) -> Iterator[list[tuple[str, bytes | None]]]:
-    batch: list[tuple[str, bytes | None]] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _split(items: Iterable[tuple[str, bytes | None]], batch: int, parts: int) -> Iterator[list[tuple[str, bytes | None]]]:
+    """Yield the items of each batch in parts of almost the same size."""
+    items = iter(items)
+    while True:
+        for part in range(parts):
+            some = list(islice(items, (part + 1) * batch // parts - part * batch // parts))
+            if not some:
+                return
+            yield some
 
 
 class _Reader:
@@ -202,7 +263,7 @@ class _Reader:
     def __init__(self, view: View) -> None:
         self.view = view
 
-    def __getitem__(self, item: tuple[str, bytes | None]) -> tuple[Reading, Tensor | None]:
+    def __getitem__(self, item: tuple[str, bytes | None]) -> tuple[Reading | Unreachable, Tensor | None]:
         path, known = item
         digest = None
         try:
@@ -217,11 +278,13 @@ class _Reader:
             if not located(path):
                 array = np.array(parse_image(data, path, split_box(path)[1])[0])
             return Reading(digest, embedded=True), crop_center(array, self.view, path)
+        except Unreachable as error:
+            return error, None  # raised in the main process; the image is not unreadable
         except UnimetricError as error:
             return Reading(digest, error.message.removeprefix(f"{path}: ")), None
 
 
-def _collate(items: list[tuple[Reading, Tensor | None]]) -> tuple[list[Reading], Tensor]:
+def _collate(items: list[tuple[Reading | Unreachable, Tensor | None]]) -> Chunk:
     crops = [crop for _, crop in items if crop is not None]
     return [reading for reading, _ in items], torch.stack(crops) if crops else torch.zeros(0, dtype=torch.uint8)
 

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
 from unimetric.deploy.facts import FACTS, STORE, UNREADABLE, Facts, read_thresholds
 from unimetric.errors import UnimetricError, closest
+from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
@@ -202,7 +203,7 @@ class Index:
 
     def image_path(self, id_: str) -> str:
         """Return the path of an image."""
-        return os.path.join(self.facts.root, id_)
+        return join_path(self.facts.root, id_)
 
     def unreadable(self) -> list[tuple[str, str]]:
         """Return id and reason of every file that could not be read."""

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from unimetric.deploy.facts import Facts
 from unimetric.deploy.ledger import Work
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import count_cores
+from unimetric.images.remote import join_path
 from unimetric.runs.cluster import connect, import_ray
 from unimetric.runs.storage import absolute, list_files, read, remove, write
 from unimetric.spec import trusted, trusting
@@ -106,7 +106,7 @@ class Cluster:
             name = _hash(key, root, [(work.id, work.size, work.mtime, work.known) for work in shard])[:32] + ".safetensors"
             if name in found:
                 return shard, name, None
-            items = [(os.path.join(root, work.id), work.known) for work in shard]
+            items = [(join_path(root, work.id), work.known) for work in shard]
             return shard, name, task.remote(shared, key, settings, items, place, name, readers=readers, trust=trusted())
 
         for shard, name in _in_order(ray, map(submit, _split(works, size)), workers):

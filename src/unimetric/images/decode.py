@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image
 
 from unimetric.errors import UnimetricError
-from unimetric.images.members import read_member, split_member
+from unimetric.images.members import check_member, span_of, split_member
 from unimetric.images.regions import Box, file_of, split_box
+from unimetric.images.remote import is_remote, read_file, read_range
 
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
@@ -46,12 +47,18 @@ def read_bytes(path: str) -> bytes:
     """
     member = split_member(split_box(path)[0])
     path = file_of(path)
+    if is_remote(path):
+        return read_file(path) if member is None else check_member(read_range(path, *span_of(member)), member)
     if not os.path.isfile(path):  # checked first, because opening a pipe would block forever
         reason = "is not a file" if os.path.exists(path) else "there is no such image"
         raise UnimetricError(f"{path}: {reason}", _SKIP_HINT)
     try:
         with open(path, "rb") as file:
-            return file.read() if member is None else read_member(file, member)
+            if member is None:
+                return file.read()
+            start, length = span_of(member)
+            file.seek(start)
+            return check_member(file.read(length), member)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # a lack of resources, not a bad image: it must not be skipped
@@ -60,10 +67,10 @@ def read_bytes(path: str) -> bytes:
 
 def image_size(path: str) -> tuple[int, int] | None:
     """Return width and height from the header of an image file, or None if it cannot be read."""
-    if not os.path.isfile(path):
+    if not is_remote(path) and not os.path.isfile(path):
         return None
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(io.BytesIO(read_file(path)) if is_remote(path) else path, formats=FORMATS) as image:
             return image.size
     except Exception:  # decoding the file raises a better error
         return None

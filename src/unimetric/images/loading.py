@@ -21,6 +21,7 @@ from unimetric.images.boxes import Draws, center_draws, random_draws
 from unimetric.images.crops import color, crop_one, plan_of, squares
 from unimetric.images.pack import decode, located, opened
 from unimetric.images.recipe import Recipe
+from unimetric.images.remote import Unreachable
 from unimetric.images.table import Table
 from unimetric.images.workers import block_signals, isolate_worker
 
@@ -325,6 +326,8 @@ def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None
     def problem(path: str) -> str:
         try:
             decode(path)
+        except Unreachable:
+            raise
         except UnimetricError as error:
             return error.message
         return ""

@@ -7,7 +7,6 @@ Positions have leading zeros, so sorted paths are in the order of the file.
 from __future__ import annotations
 
 import re
-from typing import IO
 
 from unimetric.errors import UnimetricError
 
@@ -34,20 +33,23 @@ def join_member(file: str, position: int, length: int, name: str) -> str:
     return f"{file}::{position:012d}+{length}:{name}"
 
 
-def read_member(file: IO[bytes], member: Member) -> bytes:
-    """Read a member of an open tar file.
+def span_of(member: Member) -> tuple[int, int]:
+    """Return position and number of bytes of a member with its header."""
+    return max(0, member[1] - _HEADER), _HEADER + member[2]
+
+
+def check_member(data: bytes, member: Member) -> bytes:
+    """Return the content of a member of a tar file.
 
     Args:
-        file: The tar file.
+        data: Bytes of `span_of`.
         member: Result of `split_member`.
 
     Raises:
         UnimetricError: No member of this length is there, because the file was replaced.
     """
-    path, position, length = member
-    file.seek(max(0, position - _HEADER))
-    header, data = file.read(_HEADER), file.read(length)
-    stored = header[_LENGTH].strip(b"\0 ")
-    if len(data) != length or not stored.isdigit() or b"8" in stored or b"9" in stored or int(stored, 8) != length:
+    path, _, length = member
+    stored = data[:_HEADER][_LENGTH].strip(b"\0 ")
+    if len(data) != _HEADER + length or not stored.isdigit() or b"8" in stored or b"9" in stored or int(stored, 8) != length:
         raise UnimetricError(f"{path}: was changed since its list was made", "open the dataset again, or restore the file")
-    return data
+    return data[_HEADER:]

@@ -1,7 +1,7 @@
 """Pack: one file with all images of a dataset at training size, and their table.
 
-A pack gets its name only when it is completely written. It is memory-mapped rather than read, and
-stores the hash of its content. Its bytes are
+A pack gets its name only when it is completely written. It is memory-mapped rather than read, or read
+by byte ranges at an address such as `s3://bucket/cub.pack`. It stores the hash of its content. Its bytes are
 
     magic (8) | images, concatenated | footer, JSON under zlib
     | sha256 of the footer (32) | its length (8) | magic (8)
@@ -32,6 +32,7 @@ import numpy as np
 from unimetric.errors import UnimetricError
 from unimetric.files import CHUNK
 from unimetric.images.decode import MOST_PIXELS, load_image, parse_image
+from unimetric.images.remote import RemoteBytes, is_remote, open_file
 from unimetric.images.table import COLUMNS, Table
 
 MAGIC = b"UNIPACK\x01"
@@ -111,7 +112,7 @@ class Pack:
         skipped: (name, reason) of each image that was skipped when the pack was written.
     """
 
-    def __init__(self, path: str, footer: dict[str, Any], bytes_: np.ndarray) -> None:
+    def __init__(self, path: str, footer: dict[str, Any], bytes_: np.ndarray | RemoteBytes) -> None:
         self.path = path
         self.encoding: str = footer["encoding"]
         self.short_side: int | None = footer["short_side"]
@@ -130,7 +131,7 @@ class Pack:
         )
         self._offsets = np.asarray(footer["offset"], np.int64)
         self.lengths = np.asarray(footer["length"], np.int64)
-        self._bytes = bytes_  # (P,) uint8, only the images, memory-mapped
+        self._bytes = bytes_  # (P,) uint8, only the images, memory-mapped or at an address
         pixels = self.sizes.prod(1) * 3
         if (
             not len(self.table) == len(self.sizes) == len(self._offsets) == len(self.lengths) > 0
@@ -149,16 +150,16 @@ class Pack:
         """Map a pack into memory, after checking that it is complete.
 
         Args:
-            path: File of the pack.
-            verify: Whether to check the hash of all images. Without it, only the frame and the
-                table are checked.
+            path: File or address of the pack.
+            verify: Whether to check the hash of all images. Without it, or at an address, only the
+                frame and the table are checked.
         """
         path = str(path)
         again = "pack the dataset again: `unimetric pack --help`"
         if not path.endswith(".pack"):
             raise UnimetricError(f"{path}: the name of a pack must end in .pack", again)
         try:
-            with open(path, "rb") as file:
+            with open_file(path, 1 << 16) as file:
                 if file.read(len(MAGIC)) != MAGIC:
                     raise UnimetricError(f"{path}: is not a pack", again)
                 size = file.seek(0, os.SEEK_END)
@@ -179,13 +180,17 @@ class Pack:
             content = json.loads(zlib.decompressobj().decompress(footer, 1 << 31))
             if content["version"] > VERSION:
                 raise UnimetricError(f"{path}: was written by a newer Unimetric", "update Unimetric, or pack the dataset again")
-            pack = cls(path, content, np.memmap(path, np.uint8, "r", offset=len(MAGIC), shape=(payload,)))
+            if is_remote(path):
+                images: Any = RemoteBytes(path, len(MAGIC), payload)
+            else:
+                images = np.memmap(path, np.uint8, "r", offset=len(MAGIC), shape=(payload,))
+            pack = cls(path, content, images)
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise UnimetricError(f"{path}: its table cannot be parsed ({error})", again) from None
-        if verify:
+        if verify and not is_remote(path):  # downloading all images to check them would take as long as an epoch
             digest = hashlib.sha256()
             for start in range(0, payload, CHUNK):
-                digest.update(pack._bytes[start : start + CHUNK].data)
+                digest.update(images[start : start + CHUNK].data)
             if digest.hexdigest() != pack.sha256:
                 raise UnimetricError(f"{path}: its images were modified", again)
         OPEN_PACKS[path] = pack
@@ -253,7 +258,7 @@ class Pack:
             (P,) uint8 pixels of the images (H, W, 3), concatenated; (N,) int64 start of each; (N,
             2) int64 heights and widths.
         """
-        if rows is None and self.encoding == "raw":
+        if rows is None and self.encoding == "raw" and isinstance(self._bytes, np.ndarray):
             return self._bytes, self._offsets, self.sizes
         chosen = np.arange(len(self)) if rows is None else np.asarray(rows, np.int64)
         sizes = self.sizes[chosen]
@@ -262,6 +267,9 @@ class Pack:
         pixels = np.empty(int(ends[-1]) if len(chosen) else 0, np.uint8)
 
         def fill(numbers: range) -> int:
+            first, last = (int(chosen[number]) for number in (numbers[0], numbers[-1]))
+            if last - first == len(numbers) - 1:  # one request for all at an address, and nothing in a memory-mapped file
+                self._bytes[self._offsets[first] : self._offsets[last] + self.lengths[last]]
             for number in numbers:
                 pixels[offsets[number] : ends[number]] = self.picture(int(chosen[number])).reshape(-1)
             return len(numbers)

@@ -19,6 +19,7 @@ from unimetric.files import atomic_stream
 from unimetric.images import QUALITY
 from unimetric.images.decode import INTERPOLATIONS, encode, load_image, shrink
 from unimetric.images.pack import ENCODINGS, MAGIC, OPEN_PACKS, VERSION, Pack, decode, located, map_in_order, opened
+from unimetric.images.remote import Unreachable, common_folder, make_absolute
 from unimetric.images.table import COLUMNS, Table
 
 
@@ -123,7 +124,7 @@ def entry(
         else:
             image, data, native = _from_array(source, read or decode), b"", ""
     except UnimetricError as error:
-        if skip:
+        if skip and not isinstance(error, Unreachable):
             return error
         raise
     small = shrink(image, short_side, interpolation)
@@ -241,10 +242,9 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     """
     if any(map(located, paths)):
         return [_name_in_pack(path) or os.path.basename(path) for path in paths]
-    whole = [os.path.abspath(path) for path in paths]
-    try:
-        folder = os.path.commonpath({os.path.dirname(path) for path in whole})
-    except ValueError:  # several drives
+    whole = [make_absolute(path) for path in paths]
+    folder = common_folder(whole)
+    if not folder:  # several drives or storages
         return [os.path.basename(path) for path in whole]
     return [path[len(folder) :].lstrip(os.sep).replace(os.sep, "/") for path in whole]
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
     own = load(folder / "config.toml")
     config = from_settings(asdict(own) | {"backbone": backbone}, str(folder)) if backbone else own
     config = overridden(config, {"head": head} if head else {}, folder)
-    model = build_model(config)
-    tensors, notes = read_tensors(weights, "restore the file, or train the run again in a new folder")
+    with ThreadPoolExecutor(1) as pool:  # the file is hashed while the model draws its first weights
+        reading = pool.submit(read_tensors, weights, "restore the file, or train the run again in a new folder")
+        model = build_model(config)
+    tensors, notes = reading.result()
     check_settings(own, notes, weights)
     if epoch == "last":
         tensors = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}

@@ -5,7 +5,6 @@ Folders of this machine need no fsspec.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import tempfile
@@ -14,26 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
+from unimetric.images.remote import open_storage
 
 _WEIGHTS = (".safetensors",)
-
-
-def _open_remote(place: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path on it."""
-    try:
-        fsspec = importlib.import_module("fsspec")
-    except ModuleNotFoundError:
-        raise UnimetricError(f"{place}: remote storage requires fsspec", "pip install 'unimetric[storage]'") from None
-    try:
-        return fsspec.core.url_to_fs(place)
-    except ImportError as error:  # the message of fsspec names the package of the protocol
-        raise UnimetricError(f"{place}: cannot be reached: {error}", "install that package with pip") from None
-    except ValueError as error:
-        raise UnimetricError(f"{place}: cannot be reached: {error}", "use a folder, or a URL such as `s3://bucket/study`") from None
 
 
 def on_disk(place: str) -> Path | None:
@@ -50,7 +34,7 @@ def finished(place: str, run_id: str, *, pictures: bool = False) -> bool:
     folder = on_disk(place)
     if folder is not None:
         return all((folder / run_id / name).exists() for name in names)
-    files, path = _open_remote(place)
+    files, path = open_storage(place)
     return all(files.exists(f"{path}/{run_id}/{name}") for name in names)
 
 
@@ -60,7 +44,7 @@ def read(place: str, name: str) -> bytes | None:
     try:
         if folder is not None:
             return (folder / name).read_bytes()
-        files, path = _open_remote(place)
+        files, path = open_storage(place)
         files.invalidate_cache()
         return files.cat_file(f"{path}/{name}")
     except OSError:
@@ -73,7 +57,7 @@ def list_files(place: str) -> set[str]:
     try:
         if folder is not None:
             return {each.name for each in folder.iterdir()}
-        files, path = _open_remote(place)
+        files, path = open_storage(place)
         files.invalidate_cache()
         return {os.path.basename(each) for each in files.ls(path, detail=False)}
     except OSError:
@@ -87,7 +71,7 @@ def remove(place: str, name: str) -> None:
         if folder is not None:
             (folder / name).unlink()
         else:
-            files, path = _open_remote(place)
+            files, path = open_storage(place)
             files.rm_file(f"{path}/{name}")
 
 
@@ -99,7 +83,7 @@ def pull(place: str, folder: Path, *, weights: bool = True) -> None:
         folder: Local folder.
         weights: Whether to download checkpoints and models. A report does not need them.
     """
-    files, path = _open_remote(place)
+    files, path = open_storage(place)
     files.invalidate_cache()
     root = files._strip_protocol(path)
     for each in files.find(path):
@@ -160,7 +144,7 @@ class Mirror:
     def _send(self, path: Path, name: str) -> None:
         state = path.stat()
         if self.sent.get(name) != (state.st_mtime, state.st_size):
-            files, root = _open_remote(self.place)
+            files, root = open_storage(self.place)
             files.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
             files.put_file(str(path), f"{root}/{name}")
             self.sent[name] = (state.st_mtime, state.st_size)
@@ -191,7 +175,7 @@ def write(place: str, name: str, data: bytes) -> None:
     if folder is not None:
         write_bytes(folder / name, data)
         return
-    files, path = _open_remote(place)
+    files, path = open_storage(place)
     files.makedirs(path, exist_ok=True)
     files.pipe_file(f"{path}/{name}", data)
 

@@ -28,6 +28,8 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _SMALL, _FEW = 32768, 16
 #: Bytes of vectors of a merged shard, and of the scores of a block.
 _LARGE, _SCORES = 1 << 28, 1 << 25
+#: Bytes of vectors below which `finish` merges any two shards. A search of more takes long in any case, and their copy does, too.
+_CHEAP = 1 << 25
 #: Queries and rows of a block of scores.
 _QUERIES, _ROWS = 512, 65536
 #: Fraction of dead rows from which `finish` rewrites a shard.
@@ -41,7 +43,8 @@ class Flat(Store):
     operating system keeps the files in memory while there is room.
 
     `write` adds a file of points, a shard. Rows that it replaces are marked as dead. `manifest.json` lists the shards
-    and is replaced atomically, so a killed call has no effect. `finish` merges small shards and removes dead rows.
+    and is replaced atomically, so a killed call has no effect. `finish` merges small shards, if they are
+    many or have few bytes, and removes dead rows.
 
     Reference:
         Bounds of the eight-bit search by Cauchy-Schwarz, as in `geometry.prefilter`; layout of files as in
@@ -174,7 +177,7 @@ class Flat(Store):
             return
         self._begin_writing()
         number, name = self._manifest["next"], f"{self._manifest['next']:08d}.points"
-        self._write_shard(name, ids, [vectors.astype(self._kind)], values, kinds)
+        self._write_shard(name, ids, [vectors.astype(self._kind, copy=False)], values, kinds)
         entries, shards = self._write_dead(number, self._rows_of(ids))
         shard = Shard(self.path / name)
         self._commit([*entries, {"name": name, "dead": ""}], [*shards, shard], number + 1, kinds)
@@ -198,9 +201,11 @@ class Flat(Store):
         Shard.write(self.path / name, ids, (like, parts), values, kinds, further)
 
     def finish(self) -> None:
-        """Merge small shards, and rewrite those with many dead rows."""
+        """Merge small shards if they are few bytes or many, and rewrite those with dead rows."""
         small = [index for index, each in enumerate(self._shards) if each.rows < _SMALL]
-        if len(small) > 1 or any(self._shards[index].dead is not None for index in small):
+        size = sum(self._shards[index].rows for index in small) * self.dim * self._kind.itemsize
+        several = len(small) > 1 and (size < _CHEAP or 2 * len(small) > _FEW)
+        if several or any(self._shards[index].dead is not None for index in small):
             self._merge(small)
         index = 0
         while index < len(self._shards):
