@@ -39,6 +39,9 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def answer(self, status: int, data: bytes, tag: int = 0, span: str = "") -> None:
+        # First, because a test reads the log as soon as it has the answer.
+        with open(LOG, "a", encoding="utf-8") as log:
+            log.write(f"{self.command} {status} {len(data)} {self.path}\n")
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         if tag:
@@ -48,8 +51,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(data)
-        with open(LOG, "a", encoding="utf-8") as log:
-            log.write(f"{self.command} {status} {len(data)} {self.path}\n")
 
     def log_message(self, format: str, *args: object) -> None:
         pass
