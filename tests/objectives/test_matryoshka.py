@@ -35,6 +35,16 @@ def test_each_term_is_the_loss_of_the_cut_embeddings() -> None:
     assert not slope[:, 2:].any()
 
 
+def test_weights_multiply_the_losses_of_their_sizes() -> None:
+    options: dict = {"loss": "multi_similarity", "dims": (4, 2), "num_classes": 4, "dim": 16}
+    plain = Matryoshka(**options)(output(), LABELS)
+    weighted = Matryoshka(**options, weights=(2, 8))(output(), LABELS)
+    factors = {name: (weighted[name] / plain[name]).item() for name in plain}
+    assert factors == pytest.approx({"loss": 1, "first 4": 2, "first 2": 8})
+    with pytest.raises(UnimetricError, match="one value for each of the 2 `dims` in `matryoshka`, got 1"):
+        Matryoshka(**options, weights=(2,))
+
+
 def test_prefixes_have_their_own_proxies_and_default_to_halves() -> None:
     objective = Matryoshka(loss="proxy_anchor", num_classes=4, dim=16)
     assert list(objective(output(), LABELS)) == ["loss", "first 8", "first 4", "first 2"]
