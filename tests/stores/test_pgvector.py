@@ -103,6 +103,20 @@ def test_finish_builds_an_index_and_measures_its_recall(small: None, postgres, t
     np.testing.assert_array_equal(again.vectors(["7"]), points[7:8])  # float32, whatever the index has
 
 
+@pytest.mark.parametrize("index", ["vector", "halfvec"])
+def test_more_candidates_than_the_list_of_a_search_holds(small: None, postgres, table: str, index: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "_LIST", 40)
+    monkeypatch.setattr(MODULE, "_LADDER", (500, 2000))
+    store, points = filled(postgres.url, table, f", index='{index}', recall=0.99")
+    store.finish()
+    assert store.report["settings"]["10"]["ef_search"] == 500 and store.report["settings"]["10"]["recall"] >= 0.99
+    assert recall_of(store, points) >= 0.98
+    half = Comparison("row", "<", 1500)
+    assert f"{table}_{index}_hnsw" in plan(store, monkeypatch, points[:1])
+    assert f"{table}_{index}_hnsw" in plan(store, monkeypatch, points[:1], half)
+    assert recall_of(store, points, half, slice(1500)) >= 0.98
+
+
 def test_index_that_ends_too_early_is_replaced_by_a_scan(small: None, postgres, table: str, monkeypatch) -> None:
     store, points = filled(postgres.url, table, ", recall=0.9")
     store.finish()

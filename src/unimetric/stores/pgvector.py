@@ -27,8 +27,10 @@ from unimetric.stores._where import Where, check, quote_name, to_sql
 _FORMAT = 1
 #: With fewer points, a scan is about as fast as an index.
 _INDEXED = 20_000
-#: Sizes of the candidate list of a search (`hnsw.ef_search`), by ascending cost and recall.
-_LADDER = (20, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800, 1000)
+#: Candidates of a search, by ascending cost and recall. Up to `_LIST` they are the list of the search (`hnsw.ef_search`).
+#: Beyond that, which PostgreSQL does not allow, a search reads on until it has seen as many.
+_LADDER = (20, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800, 1000, 2000, 4000, 8000)
+_LIST = 1000
 #: Points that the index may read for one query. If k of them do not pass the filter, all points are scanned.
 _SCANNED = 200_000
 #: Largest dimension of an index.
@@ -44,8 +46,8 @@ class Pgvector(Store):
 
     The table has the columns `_id`, `_vector` (float32) and those of the points, so that other programs can
     read it. Every write is one transaction. `finish` cleans the table, builds the index from 20,000 points
-    on, and increases `hnsw.ef_search` until the search finds the required fraction of exact neighbors. The
-    measured recall is stored in the comment of the table.
+    on, and increases the number of candidates of a search (`hnsw.ef_search`) until it finds the required
+    fraction of exact neighbors. The measured recall is stored in the comment of the table.
 
     With a filter, `hnsw.ef_search` grows as fewer points pass, and the index is read on until k points pass
     (`hnsw.iterative_scan = strict_order`). If few points pass, or the index ends too early, the filter is applied
@@ -242,11 +244,14 @@ class Pgvector(Store):
         settings = tuned(self.report, k, recall=self.recall, place=self._place)
         with self._errors():
             passing = 1.0 if where is None else self._passing(where)
-            # A strict order drops points that are found too late, so a search that reads on for long would miss some.
-            if settings is None or k / passing > _LADDER[-1] / 2:
+            if settings is None:
                 return self._scan_exactly(queries, k, where)
             size = settings["ef_search"] if where is None else math.ceil(2 * settings["ef_search"] / passing)
-            return self._search_index(queries, k, where, min(_LADDER[-1], size))
+            # A strict order drops points that are found too late, so a search that reads on for long would miss some.
+            if k / passing > _LIST / 2 or (settings["ef_search"] > _LIST and size > _LADDER[-1]):
+                return self._scan_exactly(queries, k, where)
+            most = _LADDER[-1] if settings["ef_search"] > _LIST else _LIST
+            return self._search_index(queries, k, where, min(most, size), math.ceil(passing * size))
 
     def _passing(self, where: Where) -> float:
         """Return the fraction of points that pass a filter, as PostgreSQL estimates it."""
@@ -258,17 +263,29 @@ class Pgvector(Store):
         return min(1.0, max(1, counts[0]) / max(1, counts[1]))
 
     def _search_index(
-        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, ef_search: int
+        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, size: int, passing: int
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Search with the index. Queries with too few results are scanned exactly."""
+        """Search with the index. Queries with too few results are scanned exactly.
+
+        Args:
+            queries: Vectors to search with.
+            k: Number of neighbors.
+            where: Filter, or None.
+            size: Number of candidates.
+            passing: Number of candidates that pass the filter.
+        """
+        # More candidates than the list holds are read in any order and sorted again, as are those of half precision.
+        read = 0 if size <= _LIST else passing
+        if self.index == "halfvec":
+            read = max(read, _REFINE * k)
         settings = {
             "enable_seqscan": "off",
-            "enable_sort": "off" if self.index == "vector" else "on",
-            "hnsw.ef_search": ef_search,
-            "hnsw.iterative_scan": "strict_order",
+            "enable_sort": "on" if read else "off",
+            "hnsw.ef_search": min(size, _LIST),
+            "hnsw.iterative_scan": "strict_order" if size <= _LIST else "relaxed_order",
             "hnsw.max_scan_tuples": _SCANNED,
         }
-        ids, scores = self._ask(queries, k, where, settings, half=self.index == "halfvec")
+        ids, scores = self._ask(queries, k, where, settings, read=read)
         short = np.flatnonzero(scores[:, -1] == -np.inf)
         if len(short):
             ids[short], scores[short] = self._scan_exactly(queries[short], k, where)
@@ -278,17 +295,18 @@ class Pgvector(Store):
         """Search without the index: few queries on the server, many with one pass over the table."""
         if len(queries) > 16:
             return exact_search(self._blocks(where), queries, k)
-        return self._ask(queries, k, where, {"enable_indexscan": "off"}, half=False)
+        return self._ask(queries, k, where, {"enable_indexscan": "off"})
 
     def _ask(
-        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, settings: Mapping[str, Any], *, half: bool
+        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, settings: Mapping[str, Any], *, read: int = 0
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Run one query of SQL per vector."""
+        """Run one query of SQL per vector. If `read` is not 0, the best of so many points of the index are returned."""
         text, values = ("true", []) if where is None else to_sql(where)
         name = quote_name(self.table)
         query = f"SELECT _id, -(_vector <#> %s) FROM {name} WHERE {text} ORDER BY _vector <#> %s LIMIT %s"
-        if half:
-            near = f"_vector::halfvec({self.dim}) <#> %s::halfvec({self.dim})"
+        if read:
+            form = f"::halfvec({self.dim})" if self.index == "halfvec" else ""
+            near = f"_vector{form} <#> %s{form}"
             inner = f"SELECT _id, _vector FROM {name} WHERE {text} ORDER BY {near} LIMIT %s"
             query = f"SELECT _id, -(_vector <#> %s) AS score FROM ({inner}) AS near ORDER BY score DESC LIMIT %s"
         ids, scores = no_hits(len(queries), k)
@@ -296,7 +314,7 @@ class Pgvector(Store):
             for key, value in settings.items():
                 connection.execute("SELECT set_config(%s, %s, true)", [key, str(value)])
             for row, vector in enumerate(queries):
-                bound = [vector, *values, vector, k * _REFINE, k] if half else [vector, *values, vector, k]
+                bound = [vector, *values, vector, read, k] if read else [vector, *values, vector, k]
                 found = connection.execute(query, bound, binary=True).fetchall()
                 for place, (each, score) in enumerate(found):
                     ids[row, place], scores[row, place] = each, score
@@ -374,7 +392,7 @@ class Pgvector(Store):
 
     def _with(self, size: int) -> Search:
         """Return the search with a size of the candidate list."""
-        return lambda queries, k: self._search_index(queries, k, None, size)
+        return lambda queries, k: self._search_index(queries, k, None, size, size)
 
     def _build_index(self) -> None:
         import psycopg
