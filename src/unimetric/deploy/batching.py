@@ -21,7 +21,7 @@ class Batcher(Generic[Item, Answer]):
 
     The first request of a batch waits for others only while some are being prepared, and at most `wait` seconds. Requests that arrive
     while a batch is computed form the next one. A batch has at most half of the requests in work, so that the others are prepared
-    in the meantime. Otherwise many clients would be answered together, ask again together, and leave the model idle while they are prepared.
+    in the meantime. Otherwise many clients would be answered together and ask again together, and the model would wait for them.
 
     Args:
         function: Function from the items of a batch to their answers, in order. An answer that is an exception is raised for its item.
