@@ -242,23 +242,6 @@ def test_batcher_isolates_errors_and_bounds_the_queue() -> None:
     asyncio.run(main())
 
 
-def test_batches_leave_half_of_the_requests_to_be_prepared() -> None:
-    async def main() -> None:
-        sizes: list[int] = []
-        batcher: Batcher[int, int] = Batcher(list, batch=32, wait=0.05, observe=sizes.append)
-        batcher.start()
-
-        def ready(item: int) -> Callable[[], asyncio.Future[int]]:
-            return lambda: asyncio.ensure_future(asyncio.sleep(0.01, item))
-
-        assert await asyncio.gather(*(batcher.answer(ready(item)) for item in range(8))) == list(range(8))
-        assert max(sizes) == 4
-        assert await batcher.answer(ready(8)) == 8
-        await batcher.stop()
-
-    asyncio.run(main())
-
-
 def test_votes_and_csv(index: Path, live: Callable[..., str]) -> None:
     data = image(index)
     with httpx.Client(base_url=live(index, feedback=index), timeout=60) as client:

@@ -20,8 +20,7 @@ class Batcher(Generic[Item, Answer]):
     """Queue of requests, and the one thread that computes their answers in batches.
 
     The first request of a batch waits for others only while some are being prepared, and at most `wait` seconds. Requests that arrive
-    while a batch is computed form the next one. A batch has at most half of the requests in work, so that the others are prepared
-    in the meantime. Otherwise many clients would be answered together and ask again together, and the model would wait for them.
+    while a batch is computed form the next one.
 
     Args:
         function: Function from the items of a batch to their answers, in order. An answer that is an exception is raised for its item.
@@ -110,7 +109,7 @@ class Batcher(Generic[Item, Answer]):
         """Return the next batch, without requests whose clients have gone."""
         batch = [await self._items.get()]
         end = asyncio.get_running_loop().time() + self.wait
-        while len(batch) < min(self.batch, -(-self.open // 2)):
+        while len(batch) < self.batch:
             left = end - asyncio.get_running_loop().time()
             if self._items.empty() and (not self.preparing or left <= 0):
                 break
