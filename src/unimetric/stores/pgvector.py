@@ -300,7 +300,10 @@ class Pgvector(Store):
     def _ask(
         self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, settings: Mapping[str, Any], *, read: int = 0
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Run one query of SQL per vector. If `read` is not 0, the best of so many points of the index are returned."""
+        """Run one query of SQL per vector.
+
+        If `read` is not 0, the best of so many points of the index are returned.
+        """
         text, values = ("true", []) if where is None else to_sql(where)
         name = quote_name(self.table)
         query = f"SELECT _id, -(_vector <#> %s) FROM {name} WHERE {text} ORDER BY _vector <#> %s LIMIT %s"
