@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _alone import run_alone
 from _machine import Stolen, processor
 from losses import peak, synchronize
 
@@ -36,6 +36,7 @@ MIB = 2**20
 
 def measure(options: argparse.Namespace, negatives: float) -> dict[str, Any]:
     """Return time and memory of steps with a fraction of the classes."""
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     spec = f"{options.loss}(negatives={negatives})"
     loss = create("losses", spec, num_classes=options.classes, dim=options.dim, batch_size=options.batch).to(options.device)
@@ -93,21 +94,6 @@ def retrieve(options: argparse.Namespace, negatives: float, seed: int) -> dict[s
     return {"negatives": negatives, "used": max(options.batch, -int(-negatives * number // 1)), "classes": number, "seed": seed, **values}
 
 
-def _send(options: argparse.Namespace, negatives: float, pipe: Any) -> None:
-    torch.set_num_threads(options.threads)
-    pipe.send(measure(options, negatives))
-
-
-def _measure_alone(options: argparse.Namespace, negatives: float) -> dict[str, Any]:
-    hear, speak = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=_send, args=(options, negatives, speak))
-    process.start()
-    speak.close()
-    found: dict[str, Any] = hear.recv()
-    process.join()
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loss", default="arcface", help="name of the loss")
@@ -127,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     for negatives in map(float, options.negatives.split(",")):
         for seed in range(options.seeds) if options.features else [None]:
-            rows.append(_measure_alone(options, negatives) if seed is None else retrieve(options, negatives, seed))
+            rows.append(run_alone(measure, options, negatives) if seed is None else retrieve(options, negatives, seed))
             print(json.dumps(rows[-1]), flush=True)
     device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     settings = {key: getattr(options, key) for key in ("loss", "epochs" if options.features else "classes", "dim", "batch", "threads")}

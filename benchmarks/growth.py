@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import resource
 import statistics
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _alone import run_alone
 from _machine import Stolen, processor
 
 from unimetric.analysis.canvas import Canvas
@@ -82,8 +82,8 @@ SUBJECTS: dict[str, tuple[Callable[[str, int], Step], tuple[int, ...], str, str,
 }
 
 
-def measure(subject: str, library: str, size: int, options: argparse.Namespace, pipe: Any) -> None:
-    """Send the medians of the time and the processor time of a step in milliseconds, and the peak of the process in MiB."""
+def measure(subject: str, library: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the medians of the time and the processor time of a step in milliseconds, and the peak of the process in MiB."""
     torch.set_num_threads(options.threads)
     try:
         step = SUBJECTS[subject][0](library, size)
@@ -97,24 +97,19 @@ def measure(subject: str, library: str, size: int, options: argparse.Namespace, 
             walls.append(1000 * (time.perf_counter() - begun))
             used.append(1000 * (time.process_time() - own))
     except (MemoryError, RuntimeError) as error:  # torch raises the latter
-        pipe.send({"failed": f"memory: {str(error).splitlines()[0][:100]}"})
-        return
+        return {"failed": f"memory: {str(error).splitlines()[0][:100]}"}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    pipe.send({"milliseconds": statistics.median(walls), "processor_milliseconds": statistics.median(used), "peak_mib": round(peak)})
+    return {"milliseconds": statistics.median(walls), "processor_milliseconds": statistics.median(used), "peak_mib": round(peak)}
 
 
 def measure_alone(subject: str, library: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    hear, speak = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=measure, args=(subject, library, size, options, speak))
-    process.start()
-    speak.close()
+    """Return what `measure` does in a process of its own, or why it failed."""
     try:
-        return hear.recv() if hear.poll(options.limit) else {"failed": f"over {options.limit:g} s"}
+        return run_alone(measure, subject, library, size, options, limit=options.limit)
+    except TimeoutError:
+        return {"failed": f"over {options.limit:g} s"}
     except EOFError:
         return {"failed": "memory: the process was killed"}
-    finally:
-        process.kill()
-        process.join()
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -126,7 +121,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 points = [(row["size"], row[library]["milliseconds"]) for row in rows if "milliseconds" in row.get(library, {})]
                 name = "Unimetric" if library == "unimetric" else other
                 axes.loglog(*zip(*points, strict=True), marker="o", color=color, label=name)
-                if any("failed" in row.get(library, {}) for row in rows):
+                if points and any("failed" in row.get(library, {}) for row in rows):
                     axes.loglog(*points[-1], marker="x", markersize=11, color=color)
             axes.set(xlabel=axis, ylabel="milliseconds", title=title)
             axes.legend(frameon=False, fontsize="small")

@@ -246,12 +246,14 @@ class Pgvector(Store):
             passing = 1.0 if where is None else self._passing(where)
             if settings is None:
                 return self._scan_exactly(queries, k, where)
-            size = settings["ef_search"] if where is None else math.ceil(2 * settings["ef_search"] / passing)
+            tuned_size = settings["ef_search"]
+            size = tuned_size if where is None else math.ceil(2 * tuned_size / passing)
             # A strict order drops points that are found too late, so a search that reads on for long would miss some.
-            if k / passing > _LIST / 2 or (settings["ef_search"] > _LIST and size > _LADDER[-1]):
+            if k / passing > _LIST / 2 or (tuned_size > _LIST and size > _LADDER[-1]):
                 return self._scan_exactly(queries, k, where)
-            most = _LADDER[-1] if settings["ef_search"] > _LIST else _LIST
-            return self._search_index(queries, k, where, min(most, size), math.ceil(passing * size))
+            if tuned_size <= _LIST:
+                size = min(size, _LIST)
+            return self._search_index(queries, k, where, size, math.ceil(passing * size))
 
     def _passing(self, where: Where) -> float:
         """Return the fraction of points that pass a filter, as PostgreSQL estimates it."""
