@@ -45,11 +45,28 @@ def test_weights_multiply_the_losses_of_their_sizes() -> None:
         Matryoshka(**options, weights=(2,))
 
 
+def test_small_sizes_learn_the_similarities_of_the_whole() -> None:
+    given = output()
+    options: dict = {"loss": "multi_similarity", "dims": (4, 2), "num_classes": 4, "dim": 16}
+    terms = Matryoshka(**options, distillation=5.0)(given, LABELS)
+
+    def rows(size: int) -> torch.Tensor:
+        unit = torch.nn.functional.normalize(given.embeddings[:, :size].detach(), dim=1)
+        return (unit @ unit.T).softmax(1)
+
+    divergences = [(rows(16) * (rows(16) / rows(size)).log()).sum(1).mean() for size in (4, 2)]
+    assert terms["distillation"].item() == pytest.approx(5 * torch.stack(divergences).mean().item())
+    (slope,) = torch.autograd.grad(terms["distillation"], given.embeddings)
+    assert slope[:, :4].abs().sum() > 0
+    assert not slope[:, 4:].any()
+    assert "distillation" not in Matryoshka(**options)(given, LABELS)
+
+
 def test_prefixes_have_their_own_proxies_and_default_to_halves() -> None:
     objective = Matryoshka(loss="proxy_anchor", num_classes=4, dim=16)
     assert list(objective(output(), LABELS)) == ["loss", "first 8", "first 4", "first 2"]
     assert [tuple(each.shape) for each in objective.parameters()] == [(4, 16), (4, 8), (4, 4), (4, 2)]
-    assert len(Matryoshka(num_classes=4, dim=1)(output(), LABELS)) == 1
+    assert len(Matryoshka(num_classes=4, dim=1, distillation=1.0)(output(), LABELS)) == 1
 
 
 def test_rejects_more_dimensions_than_the_embedding_has() -> None:
