@@ -117,6 +117,21 @@ def test_more_candidates_than_the_list_of_a_search_holds(small: None, postgres, 
     assert recall_of(store, points, half, slice(1500)) >= 0.98
 
 
+def test_a_denser_graph_is_built_if_no_search_reaches_the_recall(small: None, postgres, table: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "_LADDER", (10,))
+    monkeypatch.setattr(MODULE, "_GRAPHS", ((2, 4, 0), (32, 200, 10_000)))
+    store, points = filled(postgres.url, table)
+    store.finish()
+    assert store._links() == 32 and store.report["settings"]["10"]["recall"] >= 0.99
+    store.delete(["5"])
+    store.finish()  # keeps the index that is there
+    assert store._links() == 32 and recall_of(store, points) >= 0.95
+    monkeypatch.setattr(MODULE, "_GRAPHS", ((2, 4, 0), (3, 6, 10_000)))
+    other, _ = filled(postgres.url, f"{table}_2")
+    with pytest.raises(UnimetricError, match="recall 0.99 at 10 cannot be reached"):
+        other.finish()
+
+
 def test_index_that_ends_too_early_is_replaced_by_a_scan(small: None, postgres, table: str, monkeypatch) -> None:
     store, points = filled(postgres.url, table, ", recall=0.9")
     store.finish()

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ from unimetric.arguments import Form, Range
 from unimetric.errors import UnimetricError
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_vectors, no_hits, unknown_id
-from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
+from unimetric.stores._recall import DEPTHS, Block, Search, Truth, draw_truth, exact_search, is_tuned, tune, tuned
 from unimetric.stores._where import Where, check, quote_name, to_sql
 
 #: Version of the layout, in the comment of the table.
@@ -31,6 +31,9 @@ _INDEXED = 20_000
 #: Beyond that, which PostgreSQL does not allow, a search reads on until it has seen as many.
 _LADDER = (20, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800, 1000, 2000, 4000, 8000)
 _LIST = 1000
+#: Graphs by ascending density: links of a point, candidates while it is inserted, and the number of points from which on it is the first
+#: to be built. With too few links, some of many points cannot be reached, however long a search is.
+_GRAPHS = ((16, 100, 0), (32, 200, 400_000))
 #: Points that the index may read for one query. If k of them do not pass the filter, all points are scanned.
 _SCANNED = 200_000
 #: Largest dimension of an index.
@@ -47,7 +50,8 @@ class Pgvector(Store):
     The table has the columns `_id`, `_vector` (float32) and those of the points, so that other programs can
     read it. Every write is one transaction. `finish` cleans the table, builds the index from 20,000 points
     on, and increases the number of candidates of a search (`hnsw.ef_search`) until it finds the required
-    fraction of exact neighbors. The measured recall is stored in the comment of the table.
+    fraction of exact neighbors. If no number does, the index is built again with twice as many links. The
+    measured recall is stored in the comment of the table.
 
     With a filter, `hnsw.ef_search` grows as fewer points pass, and the index is read on until k points pass
     (`hnsw.iterative_scan = strict_order`). If few points pass, or the index ends too early, the filter is applied
@@ -380,15 +384,36 @@ class Pgvector(Store):
             if self.report.get("changes") == changed and (not indexed or is_tuned(self.report, self.recall)):
                 return
             self._note({})
-            settings = {}
-            if indexed:
-                self._build_index()
-                for depth, queries in DEPTHS.items():
-                    truth = draw_truth(self._blocks, rows, k=depth, queries=2 * queries)
-                    ladder = [size for size in _LADDER if size >= min(depth, 40)]
-                    size, measured = tune(ladder, self._with, truth, self.recall)
-                    settings[str(depth)] = {"ef_search": size, **measured}
+            settings = self._tune(rows) if indexed else {}
             self._note({"rows": rows, "changes": changed, "index": self.index, "settings": settings})
+
+    def _tune(self, rows: int) -> dict[str, dict[str, Any]]:
+        """Build the index and return its settings. If none reaches the recall, a denser graph is built."""
+        truths = [draw_truth(self._blocks, rows, k=depth, queries=2 * queries) for depth, queries in DEPTHS.items()]
+        built = self._links()
+        first = [graph for graph in _GRAPHS if graph[0] == built] or [graph for graph in _GRAPHS if graph[2] <= rows]
+        *sparse, densest = _GRAPHS[_GRAPHS.index(first[-1]) :]
+        for links, candidates, _ in sparse:
+            self._build_index(links, candidates)
+            with suppress(UnimetricError):
+                return self._settings(truths)
+        self._build_index(*densest[:2])
+        return self._settings(truths)
+
+    def _links(self) -> int:
+        """Return the number of links per point of the index, 0 if there is none."""
+        query = "SELECT coalesce(reloptions, '{}') FROM pg_class WHERE oid = to_regclass(%s)"
+        options = _value(self._connect().execute(query, [quote_name(f"{self.table}_{self.index}_hnsw")]))
+        return 0 if options is None else int(dict(option.split("=") for option in options).get("m", 16))
+
+    def _settings(self, truths: Sequence[Truth]) -> dict[str, dict[str, Any]]:
+        """Return the settings of the index that reach the recall, by the number of neighbors."""
+        settings = {}
+        for truth in truths:
+            ladder = [size for size in _LADDER if size >= min(truth.k, 40)]
+            size, measured = tune(ladder, self._with, truth, self.recall)
+            settings[str(truth.k)] = {"ef_search": size, **measured}
+        return settings
 
     def _changes(self) -> str:
         """Return a number that grows with every committed write of the table."""
@@ -399,7 +424,8 @@ class Pgvector(Store):
         """Return the search with a size of the candidate list."""
         return lambda queries, k: self._search_index(queries, k, None, size, size)
 
-    def _build_index(self) -> None:
+    def _build_index(self, links: int, candidates: int) -> None:
+        """Build the index, unless it has so many links per point."""
         import psycopg
 
         form, operators = "_vector", "vector_ip_ops"
@@ -407,7 +433,7 @@ class Pgvector(Store):
             self._probe_halfvec()
             form, operators = f"(_vector::halfvec({self.dim}))", "halfvec_ip_ops"
         name, other = (quote_name(f"{self.table}_{each}_hnsw") for each in (self.index, _OTHER[self.index]))
-        made = f"hnsw ({form} {operators}) WITH (m = 16, ef_construction = 100)"
+        made = f"hnsw ({form} {operators}) WITH (m = {links}, ef_construction = {candidates})"
         query = f"CREATE INDEX IF NOT EXISTS {name} ON {quote_name(self.table)} USING {made}"
         for workers in (2, 0):
             try:
@@ -418,6 +444,8 @@ class Pgvector(Store):
                         connection.execute(
                             f"SELECT set_config(name, ({chosen})::text, true) FROM pg_settings WHERE name = %s", [least, key]
                         )
+                    if self._links() != links:
+                        connection.execute(f"DROP INDEX IF EXISTS {name}")
                     connection.execute(query)
                     connection.execute(f"DROP INDEX IF EXISTS {other}")
                 return
