@@ -49,6 +49,17 @@ def filled(url: str, table: str, more: str = "", count: int = 3000) -> tuple[Any
     return store, points
 
 
+def finish(store: Any) -> None:
+    """Finish a store. Skip the test if the server's pgvector cannot compute in half precision."""
+    try:
+        store.finish()
+    except UnimetricError as error:
+        if "this build of pgvector crashes on halfvec" not in str(error):
+            raise
+        assert len(store) == 3000  # the server is back
+        pytest.skip("this build of pgvector crashes on halfvec")
+
+
 def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
     queries = clustered(50, points.shape[1], seed=1)
     _, scores = store.search(queries, 10, where)
@@ -88,7 +99,7 @@ def plan(store: Any, monkeypatch: pytest.MonkeyPatch, query: np.ndarray, where: 
 def test_finish_builds_an_index_and_measures_its_recall(small: None, postgres, table: str, index: str, monkeypatch) -> None:
     store, points = filled(postgres.url, table, f", index='{index}', recall=0.97")
     assert recall_of(store, points) == 1 and not store.report
-    store.finish()
+    finish(store)
     measured = store.report["settings"]["10"]
     assert 0.97 <= measured["recall"] <= 1 and measured["low"] <= measured["recall"] <= measured["high"]
     again = create("stores", f"pgvector(url='{postgres.url}', table='{table}', index='{index}', recall=0.97)", path="unused", dim=16)
@@ -108,7 +119,7 @@ def test_more_candidates_than_the_list_of_a_search_holds(small: None, postgres, 
     monkeypatch.setattr(MODULE, "_LIST", 40)
     monkeypatch.setattr(MODULE, "_LADDER", (500, 2000))
     store, points = filled(postgres.url, table, f", index='{index}', recall=0.99")
-    store.finish()
+    finish(store)
     assert store.report["settings"]["10"]["ef_search"] == 500 and store.report["settings"]["10"]["recall"] >= 0.99
     assert recall_of(store, points) >= 0.98
     half = Comparison("row", "<", 1500)
@@ -128,8 +139,16 @@ def test_a_denser_graph_is_built_if_no_search_reaches_the_recall(small: None, po
     assert store._links() == 32 and recall_of(store, points) >= 0.95
     monkeypatch.setattr(MODULE, "_GRAPHS", ((2, 4, 0), (3, 6, 10_000)))
     other, _ = filled(postgres.url, f"{table}_2")
-    with pytest.raises(UnimetricError, match="recall 0.99 at 10 cannot be reached"):
+    with pytest.raises(UnimetricError, match=r"recall 0\.99 at 10 cannot be reached"):
         other.finish()
+
+
+def test_index_is_built_by_several_workers_or_by_one(small: None, postgres, table: str) -> None:
+    """Builds of pgvector for newer processors crash in the workers, and the server starts again."""
+    store, points = filled(postgres.url, table, ", recall=0.97")
+    store._connect().execute(f"ALTER TABLE {table} SET (parallel_workers = 2)")
+    store.finish()
+    assert store.report["settings"]["10"]["recall"] >= 0.97 and recall_of(store, points) >= 0.95
 
 
 def test_index_that_ends_too_early_is_replaced_by_a_scan(small: None, postgres, table: str, monkeypatch) -> None:

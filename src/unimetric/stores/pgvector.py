@@ -8,6 +8,7 @@ import math
 import os
 import re
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
@@ -449,9 +450,22 @@ class Pgvector(Store):
                     connection.execute(query)
                     connection.execute(f"DROP INDEX IF EXISTS {other}")
                 return
-            except psycopg.errors.DiskFull:  # workers share memory, which a container may limit
+            except psycopg.OperationalError:
+                # Workers share memory, which a container may limit, and some builds of pgvector crash in them.
                 if not workers:
                     raise
+                self._await_server()
+
+    def _await_server(self) -> None:
+        """Connect again after a crash. The server takes up to a minute to recover."""
+        import psycopg
+
+        self.close()
+        for _ in range(60):
+            with suppress(psycopg.OperationalError):
+                self._connect()
+                return
+            time.sleep(1)
 
     def _probe_halfvec(self) -> None:
         """Compute in half precision on a separate connection, which a broken build ends."""
@@ -462,6 +476,7 @@ class Pgvector(Store):
             with psycopg.connect(self._url, autocommit=True, connect_timeout=10) as connection:
                 connection.execute(f"SELECT {ones} <#> {ones}, {ones} <-> {ones}, {ones} <=> {ones}")
         except psycopg.OperationalError:
+            self._await_server()
             raise UnimetricError(f"{self._place}: this build of pgvector crashes on halfvec", "use `index='vector'`") from None
 
 
