@@ -231,20 +231,20 @@ class Results:
             panels[0][0].legend(frameon=False, fontsize="small")
 
     def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
-        """Draw a metric against the distance of the splits, one line per row."""
-        from unimetric.analysis.shift import draw_report
+        """Draw a metric against the distance of the splits, one color per row; the values of the paper are dashed."""
+        from unimetric.analysis.canvas import Canvas
 
-        metric, column = figure["shift"], next(column for column in table["columns"] if "ags" in column)
-        keys, distances, methods = list(column["ags"]), list(column["ags"].values()), {}
-        means = {
-            row["label"]: [statistics.fmean(self.values(table, row, {"metric": column["metric"], "of": key})) for key in keys]
-            for row in table["rows"]
-        }
-        for label, scores in means.items():
-            change = {key: scores[place] - statistics.fmean(other[place] for other in means.values()) for place, key in enumerate(keys)}
-            methods[label] = {"splits": keys, "distances": distances, "scores": {metric: scores}, "deviations": {metric: [0.0] * len(keys)}}
-            methods[label] |= {"change": {metric: change}, "ags": {metric: ags(distances, scores)}, "ags_spread": {metric: None}}
-        draw_report(path, {"methods": methods}, metric)
+        column = next(column for column in table["columns"] if "ags" in column)
+        with Canvas(path, width=7, height=4.5, rows=1, columns=1) as panels:
+            axes = panels[0, 0]
+            for number, row in enumerate(table["rows"]):
+                cells = [self.values(table, row, {"metric": column["metric"], "of": key}) for key in column["ags"]]
+                scores = [100 * statistics.fmean(cell) for cell in cells]
+                axes.plot(list(column["ags"].values()), scores, "o-", color=f"C{number}", label=row["label"])
+                if "published" in row:
+                    axes.plot(figure["distances"], row["published"], "--", color=f"C{number}", linewidth=1, label=f"{row['label']}, paper")
+            axes.set(xlabel="Frechet distance, train to test", ylabel=figure["shift"])
+            axes.legend(frameon=False, fontsize="small", ncols=2)
 
 
 def in_variant(metric: str, row: Table) -> str:
