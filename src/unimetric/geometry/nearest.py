@@ -274,11 +274,26 @@ def best(score: Float[Tensor, "R B"], k: int) -> tuple[Float[Tensor, "R K"], Int
         columns = _candidates(score, k + 1)
         values, order = score.gather(1, columns).topk(k + 1)
         columns = columns.gather(1, order)
+    last, beyond = values[:, k - 1 : k], values[:, k : k + 1]
+    values, columns = _order_ties(values[:, :k], columns[:, :k])
+    split = ((last == beyond) & (last > -torch.inf)).nonzero()[:, 0]
+    for some in split.split(max(1, score.numel() // (16 * score.shape[1]))):
+        values[some], columns[some] = _settle(score[some], last[some], k)
+    return values, columns
+
+
+def _order_ties(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
+    """Return descending values with their columns, which ascend among equal values."""
+    if values.is_cuda:  # two more sorts are cheaper than to wait for which rows have ties
+        columns, order = columns.sort(dim=1)
+        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        return values, columns.gather(1, order)
     tied = (values[:, 1:] == values[:, :-1]).any(1).nonzero()[:, 0]
-    step = max(1, score.numel() // (16 * score.shape[1]))
-    for some in tied.split(step):
-        values[some, :k], columns[some, :k] = _settle(score[some], values[some, k - 1 : k], k)
-    return values[:, :k], columns[:, :k]
+    if len(tied):
+        ascending, order = columns[tied].sort(dim=1)
+        order = values[tied].gather(1, order).sort(dim=1, descending=True, stable=True).indices
+        columns[tied] = ascending.gather(1, order)
+    return values, columns
 
 
 def _candidates(score: Float[Tensor, "R B"], k: int) -> Int[Tensor, "R K"]:
