@@ -121,7 +121,12 @@ class Cropper:
         self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
         self.where = where
         self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
-        self.make: Any = torch.compile(squares, dynamic=False) if compiled else squares
+        self.make: Any = squares
+        if compiled:
+            # Every dataset, size of a batch and transform has a graph of its own. Beyond the limit, crops would not be compiled.
+            dynamo: Any = torch._dynamo.config
+            dynamo.recompile_limit = max(64, dynamo.recompile_limit)
+            self.make = torch.compile(squares, dynamic=False)
 
     def crop(self, pixels: Tensor, starts: np.ndarray, rows: np.ndarray, view: View) -> Tensor:
         """Return normalized crops (B, 3, S, S).
