@@ -117,7 +117,7 @@ def test_finish_builds_an_index_and_measures_its_recall(small: None, postgres, t
 @pytest.mark.parametrize("index", ["vector", "halfvec"])
 def test_more_candidates_than_the_list_of_a_search_holds(small: None, postgres, table: str, index: str, monkeypatch) -> None:
     monkeypatch.setattr(MODULE, "_LIST", 40)
-    monkeypatch.setattr(MODULE, "_LADDER", (500, 2000))
+    monkeypatch.setattr(MODULE, "_LADDER", (250, 500))
     store, points = filled(postgres.url, table, f", index='{index}', recall=0.99")
     finish(store)
     assert store.report["settings"]["10"]["ef_search"] == 500 and store.report["settings"]["10"]["recall"] >= 0.99

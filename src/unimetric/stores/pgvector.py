@@ -413,6 +413,8 @@ class Pgvector(Store):
         for truth in truths:
             ladder = [size for size in _LADDER if size >= min(truth.k, 40)]
             size, measured = tune(ladder, self._with, truth, self.recall)
+            # The graph links stored points to their neighbors, so new queries need somewhat more candidates.
+            size = ladder[min(ladder.index(size) + 1, len(ladder) - 1)]
             settings[str(truth.k)] = {"ef_search": size, **measured}
         return settings
 
