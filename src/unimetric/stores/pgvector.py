@@ -389,7 +389,10 @@ class Pgvector(Store):
             self._note({"rows": rows, "changes": changed, "index": self.index, "settings": settings})
 
     def _tune(self, rows: int) -> dict[str, dict[str, Any]]:
-        """Build the index and return its settings. If none reaches the recall, a denser graph is built."""
+        """Build the index and return its settings.
+
+        If none reaches the recall, a denser graph is built.
+        """
         truths = [draw_truth(self._blocks, rows, k=depth, queries=2 * queries) for depth, queries in DEPTHS.items()]
         built = self._links()
         first = [graph for graph in _GRAPHS if graph[0] == built] or [graph for graph in _GRAPHS if graph[2] <= rows]
