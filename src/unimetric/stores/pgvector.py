@@ -455,14 +455,15 @@ class Pgvector(Store):
                     connection.execute(query)
                     connection.execute(f"DROP INDEX IF EXISTS {other}")
                 return
-            except psycopg.OperationalError:
-                # Workers share memory, which a container may limit, and some builds of pgvector crash in them.
-                if not workers:
+            except psycopg.OperationalError as error:
+                # Workers share memory, which a container may limit, and some builds of pgvector crash in them: a lost
+                # connection has no state.
+                if not workers or error.sqlstate not in (None, psycopg.errors.DiskFull.sqlstate):
                     raise
                 self._await_server()
 
     def _await_server(self) -> None:
-        """Connect again after a crash. The server takes up to a minute to recover."""
+        """Connect again, for up to a minute, while the server recovers from a crash."""
         import psycopg
 
         self.close()
