@@ -468,10 +468,10 @@ class Pgvector(Store):
 
         self.close()
         for _ in range(60):
+            time.sleep(1)  # at first, a server may accept connections that it ends when it notices the crash
             with suppress(psycopg.OperationalError):
                 self._connect()
                 return
-            time.sleep(1)
 
     def _probe_halfvec(self) -> None:
         """Compute in half precision on a separate connection, which a broken build ends."""
