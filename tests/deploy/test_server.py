@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import os
+import platform
 import random
 import re
 import signal
@@ -37,6 +38,8 @@ from unimetric.deploy.batching import Batcher, Busy  # noqa: E402
 from unimetric.deploy.feedback import Feedback  # noqa: E402
 
 UPLOADS = int(os.environ.get("UNIMETRIC_UPLOADS", "60"))
+#: MiB by which hostile uploads may raise the memory. Other CPUs than x86 resize in float32, which takes more of a large image.
+MOST = 256 if platform.machine().lower() in ("x86_64", "amd64") else 512
 REQUESTS = int(os.environ.get("UNIMETRIC_REQUESTS", "60"))
 KILLS = int(os.environ.get("UNIMETRIC_KILLS", "1"))
 ID = "images/class 1/a&b #3.png"
@@ -456,7 +459,7 @@ def test_fuzzed_uploads_never_fail_the_server(index: Path, live: Callable[..., s
     print(f"{UPLOADS} uploads: {counts}, slowest {slowest}, most processor time {busiest}, largest memory +{grown:.0f} MiB")
     assert set(seen) <= {200, 400, 413, 415} and {200, 400, 413} <= set(seen)
     assert 'status="5' not in text
-    assert busiest[0] < 2 and grown < 256
+    assert busiest[0] < 2 and grown < MOST
 
 
 @pytest.mark.timeout(300 + REQUESTS)

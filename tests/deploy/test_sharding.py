@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -31,6 +32,7 @@ from unimetric.geometry.nearest import nearest
 
 IMAGES = int(os.environ.get("UNIMETRIC_IMAGES", "600"))
 CLUSTER = Cluster("auto", workers=2)
+X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,16 @@ def content(path: Path) -> dict[str, tuple[bytes, dict[str, Any]]]:
     return found
 
 
+def assert_same(one: dict[str, tuple[bytes, dict[str, Any]]], other: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    """Two indexes are equal bit for bit on x86. On ARM, products of few rows are rounded differently."""
+    assert one.keys() == other.keys()
+    for key, (vector, columns) in one.items():
+        assert columns == other[key][1], key
+        if vector != other[key][0]:
+            assert not X86, key
+            np.testing.assert_allclose(np.frombuffer(vector, np.float32), np.frombuffer(other[key][0], np.float32), atol=1e-5)
+
+
 def _kill_worker(index: Path, killed: list[int]) -> None:
     """Kill the first process that embeds a shard after another shard was written."""
     me = psutil.Process()
@@ -103,7 +115,8 @@ def test_cluster_with_a_killed_worker_builds_the_same_index(colored: Path, image
         killer.join()
     assert killed[0] > 0, "no worker was caught at work"
     assert counts == {"added": IMAGES - 2, "changed": 0, "deleted": 0, "unreadable": 2}
-    assert content(tmp_path / "there") == content(tmp_path / "serial") and not (tmp_path / "there" / "shards").exists()
+    assert_same(content(tmp_path / "there"), content(tmp_path / "serial"))
+    assert not (tmp_path / "there" / "shards").exists()
     assert seen == [*range(64, IMAGES, 64), IMAGES]
     with Index.open(tmp_path / "there") as index:
         texts = ["recall(k=1)", "map_at_r"]
@@ -155,10 +168,11 @@ def test_finished_shard_files_are_not_computed_again(colored: Path, images: Path
     build(colored / "run", images, tmp_path / "there", labels=True, cluster=away)
     build(colored / "run", images, tmp_path / "serial", labels=True, workers=0)
     there, here = content(tmp_path / "there"), content(tmp_path / "serial")
-    turned = [key for key in here if there[key] != here[key]]
-    assert len(turned) >= 64 and all(
-        np.array_equal(np.frombuffer(there[key][0], np.float32), -np.frombuffer(here[key][0], np.float32)) for key in turned
-    )
+    pairs = [(np.frombuffer(there[key][0], np.float32), np.frombuffer(here[key][0], np.float32)) for key in here]
+    turned = [(one, other) for one, other in pairs if one @ other < 0]
+    assert len(turned) >= 64
+    for one, other in turned:
+        np.testing.assert_allclose(one, -other, atol=0 if X86 else 1e-5)
     left = set(place.glob("*.safetensors"))
     assert len(left) <= 1  # the file of the shard that was merged before the stop
 

@@ -199,3 +199,9 @@ def test_counts_of_very_deep_neighbors() -> None:
     for k in (19, 20, 2**31 - 1, 2**31, 2**63 - 1):
         assert metrics.recall(space, k=k) == 1.0
         assert metrics.map_at_k(space, k=k) == metrics.map_at_k(space, k=19)
+
+
+def test_spectrum_of_equal_points_has_one_value() -> None:
+    points = torch.linspace(0.1, 0.3, 32).expand(24, 32).contiguous()
+    values = Space(points, torch.zeros(24, dtype=torch.int64)).spectrum()
+    assert values[0].item() == pytest.approx(points.norm().item(), rel=1e-6) and not values[1:].any()

@@ -128,12 +128,15 @@ def _halve(graph: Any) -> Any:
     """
     import onnx
 
+    def is_halved(node: Any) -> bool:
+        return _is_inside(node) and node.op_type != "AveragePool"  # onnxruntime has none in float16 for ARM
+
     single, half = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
     graph = onnx.shape_inference.infer_shapes(graph)
     weights = {each.name: each for each in graph.graph.initializer}
     known = {each.name: each.type.tensor_type.elem_type for each in (*graph.graph.input, *graph.graph.value_info, *graph.graph.output)}
     known |= {name: each.data_type for name, each in weights.items()}
-    halves = {name for node in graph.graph.node if _is_inside(node) for name in node.output if known.get(name) == single}
+    halves = {name for node in graph.graph.node if is_halved(node) for name in node.output if known.get(name) == single}
     outputs = {each.name for each in graph.graph.output}
     nodes: list[Any] = []
     cast: set[str] = set()
@@ -149,7 +152,7 @@ def _halve(graph: Any) -> Any:
         return other
 
     for node in graph.graph.node:
-        within = _is_inside(node)
+        within = is_halved(node)
         for index, name in enumerate(node.input):
             if within and known.get(name) == single and name not in halves and node.op_type != "Resize":
                 node.input[index] = convert(name, half)

@@ -481,7 +481,10 @@ class Space:
         dim = self.points.shape[1]
         triangle = torch.empty(0, dim, dtype=torch.float64, device=self.device)
         for some in self.points.split(max(dim, self.memory // (64 * dim))):
-            triangle = torch.linalg.qr(torch.cat([triangle, some.to(torch.float64)]), mode="r").R
+            rows = torch.cat([triangle, some.to(torch.float64)])
+            triangle = torch.linalg.qr(rows, mode="r").R
+            if triangle.device.type == "cpu" and not triangle.isfinite().all():  # PyTorch for ARM, if all points are equal
+                triangle = torch.from_numpy(np.linalg.qr(rows.numpy(), mode="r"))
         values = torch.linalg.svdvals(triangle)
         return values.where(values > torch.finfo(self.points.dtype).eps * values[0], 0)
 
