@@ -204,4 +204,4 @@ def test_counts_of_very_deep_neighbors() -> None:
 def test_spectrum_of_equal_points_has_one_value() -> None:
     points = torch.linspace(0.1, 0.3, 32).expand(24, 32).contiguous()
     values = Space(points, torch.zeros(24, dtype=torch.int64)).spectrum()
-    assert values[0].item() == pytest.approx(points.norm().item(), rel=1e-6) and not values[1:].any()
+    assert values[0].item() == pytest.approx(24**0.5) and not values[1:].any()  # of unit vectors
