@@ -39,7 +39,7 @@ from unimetric.deploy.feedback import Feedback  # noqa: E402
 
 UPLOADS = int(os.environ.get("UNIMETRIC_UPLOADS", "60"))
 #: MiB by which hostile uploads may raise the memory. Other CPUs than x86 resize in float32, which takes more of a large image.
-MOST = 256 if platform.machine().lower() in ("x86_64", "amd64") else 512
+MOST = 256 if platform.machine().lower() in ("x86_64", "amd64") else 320
 REQUESTS = int(os.environ.get("UNIMETRIC_REQUESTS", "60"))
 KILLS = int(os.environ.get("UNIMETRIC_KILLS", "1"))
 ID = "images/class 1/a&b #3.png"

@@ -8,6 +8,7 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
+from unimetric.images import crops
 from unimetric.images.boxes import _uniform, center_draws, random_draws
 from unimetric.images.crops import color, crop_one, plan_of, squares
 from unimetric.images.recipe import Recipe
@@ -58,6 +59,18 @@ def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
     for number, image in enumerate(images):
         whole = V.center_crop(torch.from_numpy(image).permute(2, 0, 1), [28, 28])
         torch.testing.assert_close(batch[number], whole.float(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [(0.08, 1.0), None])
+def test_a_large_image_is_resized_by_channel(scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(size=28, resize=32, scale=scale)
+    for image in pictures(SIZES):
+        draws = random_draws(recipe, np.array([image.shape[:2]]), np.array([3]), seed=1, epoch=0)
+        whole = crop_one(image, draws, recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(crops, "_LARGE", 0)
+            patch.setattr(crops, "_RESIZES_BYTES", False)
+            torch.testing.assert_close(crop_one(image, draws, recipe), whole, atol=1, rtol=0)
 
 
 @pytest.mark.parametrize("size", [28, 35])  # three pixels are padded by one before and two after
