@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ import torch
 from unimetric.config import RunConfig, load
 from unimetric.images import packing
 from unimetric.spec import create
+
+
+@pytest.fixture(scope="session")
+def x86() -> bool:
+    """Whether this is an x86 CPU. On ARM, the rounding of a product depends on the number of its rows."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,17 +49,6 @@ def filled(url: str, table: str, more: str = "", count: int = 3000) -> tuple[Any
     return store, points
 
 
-def finish(store: Any) -> None:
-    """Finish a store. Skip the test if the server's pgvector cannot compute in half precision."""
-    try:
-        store.finish()
-    except UnimetricError as error:
-        if "this build of pgvector crashes on halfvec" not in str(error):
-            raise
-        assert len(store) == 3000  # the server is back
-        pytest.skip("this build of pgvector crashes on halfvec")
-
-
 def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
     queries = clustered(50, points.shape[1], seed=1)
     _, scores = store.search(queries, 10, where)
@@ -99,7 +88,7 @@ def plan(store: Any, monkeypatch: pytest.MonkeyPatch, query: np.ndarray, where: 
 def test_finish_builds_an_index_and_measures_its_recall(small: None, postgres, table: str, index: str, monkeypatch) -> None:
     store, points = filled(postgres.url, table, f", index='{index}', recall=0.97")
     assert recall_of(store, points) == 1 and not store.report
-    finish(store)
+    store.finish()
     measured = store.report["settings"]["10"]
     assert 0.97 <= measured["recall"] <= 1 and measured["low"] <= measured["recall"] <= measured["high"]
     again = create("stores", f"pgvector(url='{postgres.url}', table='{table}', index='{index}', recall=0.97)", path="unused", dim=16)
@@ -119,7 +108,7 @@ def test_more_candidates_than_the_list_of_a_search_holds(small: None, postgres, 
     monkeypatch.setattr(MODULE, "_LIST", 40)
     monkeypatch.setattr(MODULE, "_LADDER", (250, 500, 2000))
     store, points = filled(postgres.url, table, f", index='{index}', recall=0.99")
-    finish(store)
+    store.finish()
     assert store.report["settings"]["10"]["ef_search"] == 500 and store.report["settings"]["10"]["recall"] >= 0.99
     assert recall_of(store, points) >= 0.98
     half = Comparison("row", "<", 1500)
@@ -152,11 +141,12 @@ def test_index_is_built_by_several_workers_or_by_one(small: None, postgres, tabl
 
 
 def test_index_that_ends_too_early_is_replaced_by_a_scan(small: None, postgres, table: str, monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "_LADDER", (10, 20))  # longer lists hold many of the few points that pass, but not all
     store, points = filled(postgres.url, table, ", recall=0.9")
     store.finish()
     monkeypatch.setattr(type(store), "_passing", lambda *_: 1.0)
     monkeypatch.setattr(MODULE, "_SCANNED", 1)  # the index is not read on, and 1 in 150 points passes
-    assert recall_of(store, points, Comparison("row", "<", 20), slice(20)) >= 0.9  # the built graph is random
+    assert recall_of(store, points, Comparison("row", "<", 20), slice(20)) >= 0.98
 
 
 def test_finish_does_nothing_if_nothing_has_changed(small: None, postgres, table: str, monkeypatch) -> None:

@@ -401,7 +401,7 @@ def test_a_picture_that_comes_again_is_looked_at_anew(
     assert len({row for row, _ in seen}) < len(seen) == len(set(seen))
 
 
-def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> None:
+def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path, x86: bool) -> None:
     """Gathered embeddings, equal dice and shares of one batch: the same weights, and the same boundaries, up to the order of a sum.
 
     So they do while the backbone rests.
@@ -419,7 +419,7 @@ def test_two_ranks_learn_what_one_does(config: RunConfig, tmp_path: Path) -> Non
             torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)
     best = json.loads((tmp_path / "two" / "done").read_text())
     # By one device, whatever trained it. On ARM, products of few rows are rounded differently, and neighbors are nearly equal.
-    assert evaluate(tmp_path / "two")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"], abs=0.05)
+    assert evaluate(tmp_path / "two")["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"], abs=None if x86 else 0.05)
 
 
 @pytest.mark.parametrize(

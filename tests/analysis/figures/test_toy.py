@@ -14,16 +14,18 @@ from unimetric.cli import app
 from unimetric.geometry import Pairs, compare, unit
 
 
-def test_missing_pull_separates_and_lowers_decay() -> None:
+def test_missing_pull_separates_and_lowers_decay(x86: bool) -> None:
     """The authors' script: test classes are further apart, and the spectrum decays less, in both figures."""
     for task in TASKS:
         plain, regular = ([train_toy(task, variant, seed=seed).scores for seed in (0, 1)] for variant in ("contrastive", "rho, no pull"))
-        # Classes may coincide in one of the runs, which depends on the rounding of the CPU.
-        assert np.mean([each["separation"] for each in regular]) > np.mean([each["separation"] for each in plain]) + 0.1
+        gains = {key: np.mean([each[key] for each in regular]) - np.mean([each[key] for each in plain]) for key in ("separation", "recall")}
+        assert gains["separation"] > 0.1
         for before, after in zip(plain, regular, strict=True):
+            # On ARM, the test classes of one run coincide.
+            assert after["separation"] > before["separation"] + 0.1 or not x86
             assert after["spectral_decay"] < before["spectral_decay"] - 0.2
         if task == "vertical":
-            assert np.mean([each["recall"] for each in regular]) >= np.mean([each["recall"] for each in plain])
+            assert gains["recall"] > 0 or (gains["recall"] == 0 and not x86)
 
 
 def test_scores_follow_from_the_embeddings() -> None:
