@@ -87,6 +87,16 @@ def test_the_same_settings_give_the_same_weights(config: RunConfig, tmp_path: Pa
     assert not same(tmp_path / "a", tmp_path / "c")
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_products_in_bfloat16_change_no_later_run(config: RunConfig, tmp_path: Path) -> None:
+    """On an ARM CPU without bfloat16, PyTorch disables the kernels of oneDNN for the whole process after such a product."""
+    train(config, tmp_path / "a", quiet=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.nn.Linear(192, 64)(torch.ones(8, 20, 192))
+    train(config, tmp_path / "b", quiet=True)
+    assert same(tmp_path / "a", tmp_path / "b")
+
+
 KILLED = """
 import os, signal, sys
 from unimetric.config import load

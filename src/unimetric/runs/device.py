@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import platform
 import sys
 import warnings
 from collections.abc import Mapping
@@ -79,9 +80,10 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
     if accelerator in ("cuda", "gpu") and not cuda:
         raise UnimetricError(f"`device = {config.device!r}` requires a CUDA device", "use `device = 'cpu'` or `device = 'auto'`")
     _silence_lightning()
+    precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     if not cuda:
         keep_freed_memory()
-    precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
+        _settle_kernels(precision)
     try:
         count = int(devices) if devices else 1
         return Fabric(
@@ -93,6 +95,16 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise UnimetricError(f"cannot open the device: {error}", "check `device`, `precision` and `strategy`") from None
+
+
+def _settle_kernels(precision: str) -> None:
+    """Decide before the first step whether products on this CPU use oneDNN, so that a resumed run is rounded as the unbroken one.
+
+    On an ARM CPU without bfloat16, PyTorch disables oneDNN for the whole process at the first product in bfloat16 that fails.
+    """
+    if platform.machine() == "aarch64" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        backends: Any = torch.backends  # its type stubs lack the settings of oneDNN
+        backends.mkldnn.enabled = not precision.startswith("bf16")
 
 
 def keep_freed_memory() -> None:
