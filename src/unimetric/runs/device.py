@@ -98,9 +98,10 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
 
 
 def _settle_kernels(precision: str) -> None:
-    """Decide before the first step whether products on this CPU use oneDNN, so that a resumed run is rounded as the unbroken one.
+    """Decide before the first step whether products on this CPU use oneDNN.
 
-    On an ARM CPU without bfloat16, PyTorch disables oneDNN for the whole process at the first product in bfloat16 that fails.
+    On an ARM CPU without bfloat16, PyTorch disables it for the whole process at the first product in bfloat16. Without this decision,
+    a resumed run would be rounded differently.
     """
     if platform.machine() == "aarch64" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         backends: Any = torch.backends  # its type stubs lack the settings of oneDNN
