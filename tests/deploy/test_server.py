@@ -35,6 +35,8 @@ from unimetric import Index  # noqa: E402
 from unimetric.cli import app  # noqa: E402
 from unimetric.deploy.batching import Batcher, Busy  # noqa: E402
 from unimetric.deploy.feedback import Feedback  # noqa: E402
+from unimetric.deploy.gallery import decode_upload  # noqa: E402
+from unimetric.errors import UnimetricError  # noqa: E402
 
 UPLOADS = int(os.environ.get("UNIMETRIC_UPLOADS", "60"))
 REQUESTS = int(os.environ.get("UNIMETRIC_REQUESTS", "60"))
@@ -426,6 +428,15 @@ def peak_memory() -> float:
         return int(re.findall(r"VmHWM:\s+(\d+)", text)[0]) / 2**10
     except (OSError, IndexError):
         return psutil.Process().memory_info().rss / 2**20
+
+
+def test_a_large_broken_upload_keeps_no_memory() -> None:
+    data, process = bomb(5000, 5000, 5000)[:-10_000], psutil.Process()
+    before = process.memory_info().rss
+    with pytest.raises(UnimetricError) as caught:
+        decode_upload(data, "upload", 10**8)
+    assert caught.value.message.startswith("upload")
+    assert process.memory_info().rss - before < 40 * 2**20  # while the error is still held
 
 
 @pytest.mark.timeout(300 + UPLOADS)

@@ -7,7 +7,7 @@ import io
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -189,6 +189,11 @@ def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
     Raises:
         UnimetricError: It is not an image, is too narrow, or has too many pixels (`TooLarge`).
     """
+    return _read_header(data, name, most)[0]
+
+
+def _read_header(data: bytes, name: str, most: int) -> tuple[str, bool]:
+    """Check the header of an image. Return its format, and whether it is large."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height, kind = image.width, image.height, image.format or ""
@@ -200,10 +205,10 @@ def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
         raise TooLarge(f"{name}: has {width} x {height} pixels, more than {most / 1e6:g} million", "send a smaller one")
     if max(width, height) > _RATIO * max(min(width, height), 1):
         raise UnimetricError(f"{name}: an image of {width} x {height} pixels is too narrow", "crop it first")
-    return kind
+    return kind, width * height > _LARGE
 
 
-_one_large = threading.Lock()
+_one_large = threading.RLock()
 
 
 def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
@@ -214,19 +219,21 @@ def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
         name: Name for errors.
         most: Largest number of pixels.
     """
-    kind = format_of(data, name, most)
+    kind, large = _read_header(data, name, most)
     if kind == "JPEG2000":  # its decoder takes four times the memory of others
         format_of(data, name, most // 4)
-    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-        width, height = header.size
-    if width * height <= _LARGE:
-        return np.array(parse_image(data, name)[0])
-    with _one_large:  # bounds the memory of all threads
-        image = parse_image(data, name)[0]
-        pixels = np.empty((height, width, 3), np.uint8)
-        for top in range(0, height, _ROWS_AT_ONCE):  # a whole image would be copied twice on its way to numpy
-            bottom = min(top + _ROWS_AT_ONCE, height)
-            pixels[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
+    with _turn(large):
+        try:
+            image = parse_image(data, name)[0]
+        except UnimetricError as error:
+            if large:
+                error.__traceback__ = error.__context__ = None  # they hold the image
+                _release_memory()
+            raise
+        pixels = np.empty((image.height, image.width, 3), np.uint8)
+        for top in range(0, image.height, _ROWS_AT_ONCE):  # a whole image would be copied twice on its way to numpy
+            bottom = min(top + _ROWS_AT_ONCE, image.height)
+            pixels[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
         return pixels
 
 
@@ -240,12 +247,17 @@ def crop_upload(data: bytes, view: View, most: int) -> Tensor:
         view: View of the model.
         most: Largest number of pixels.
     """
-    pixels = decode_upload(data, "the upload", most)
-    crop = crop_center(pixels, view, "the upload")
-    if pixels.size > 3 * _LARGE:
-        del pixels
-        _release_memory()
-    return crop
+    large = _read_header(data, "the upload", most)[1]
+    with _turn(large):
+        crop = crop_center(decode_upload(data, "the upload", most), view, "the upload")
+        if large:
+            _release_memory()
+        return crop
+
+
+def _turn(large: bool) -> AbstractContextManager[object]:
+    """Return what bounds the memory of all threads: they hold at most one large image."""
+    return _one_large if large else nullcontext()
 
 
 def _release_memory() -> None:
