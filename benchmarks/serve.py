@@ -17,17 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
-import uvicorn
 
 from unimetric.deploy.gallery import Gallery, decode_upload
 from unimetric.deploy.index import Index
-from unimetric.deploy.server import Options, create_app
 
 K, PIXELS = 10, 10**8
 _BOUNDARY = "b1946ac92492d2347c6235b4d2611184"
@@ -79,54 +76,6 @@ def answer_bare(gallery: Gallery, files: list[bytes]) -> None:
     gallery.index.hits(*gallery.index.search_vectors(gallery.embedder.embed_images(images), K))
 
 
-# --- overhead ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def in_thread(path: str) -> Iterator[tuple[str, Gallery]]:
-    """Serve an index in a thread, and yield its address and gallery."""
-    app = create_app(path, Options(pixels=PIXELS))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", app.state.server.gallery
-    server.should_exit = True
-    thread.join()
-
-
-def timed(function: Callable[[], Any]) -> tuple[float, float]:
-    """Return the milliseconds of a call: of time, and of the processor in all threads."""
-    begun, used = time.perf_counter(), time.process_time()
-    function()
-    return 1000 * (time.perf_counter() - begun), 1000 * (time.process_time() - used)
-
-
-def measure_overhead(path: str, files: list[bytes], seconds: float) -> None:
-    """Print what one request takes in addition to its decoding, model and search."""
-    with in_thread(path) as (address, gallery):
-        client, bodies, steal = Client(address), [body_of(data) for data in files], Steal()
-        for data, body in zip(files[:3], bodies, strict=False):
-            answer_bare(gallery, [data])
-            client.search(body)
-        bare, served = [], []
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(bare) < 20:
-            each = len(bare) % len(files)
-            bare.append(timed(lambda each=each: answer_bare(gallery, [files[each]])))
-            served.append(timed(lambda each=each: client.search(bodies[each])))
-        (alone, alone_cpu), (request, request_cpu) = np.median(bare, 0), np.median(served, 0)
-    print(
-        f"one client: p50 {request:.1f} ms, bare {alone:.1f} ms, the server adds {request - alone:.1f} ms; processor {request_cpu:.1f} ms, "
-        f"bare {alone_cpu:.1f} ms, the server and the client add {request_cpu - alone_cpu:.1f} ms; {len(bare)} pairs, {steal}",
-        flush=True,
-    )
-
-
-# --- many clients ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def in_process(path: str) -> Iterator[tuple[str, psutil.Process]]:
     """Serve an index in a process of its own."""
@@ -135,6 +84,42 @@ def in_process(path: str) -> Iterator[tuple[str, psutil.Process]]:
         assert process.stdout is not None
         yield process.stdout.readline().strip().rstrip("/").removeprefix("http://"), psutil.Process(process.pid)
         process.terminate()
+
+
+def processor_of(process: psutil.Process) -> float:
+    """Return the seconds of the processor that a process has used."""
+    used = process.cpu_times()
+    return used.user + used.system
+
+
+# --- one client --------------------------------------------------------------------------------------------------------
+
+
+def measure_overhead(address: str, process: psutil.Process, gallery: Gallery, files: list[bytes], seconds: float) -> None:
+    """Print what one request takes in addition to its decoding, model and search."""
+    client, bodies, steal = Client(address), [body_of(data) for data in files], Steal()
+    for data, body in zip(files[:3], bodies, strict=False):
+        answer_bare(gallery, [data])
+        client.search(body)
+    bare, served, bare_used, used = [], [], 0.0, processor_of(process)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(bare) < 20:
+        each, begun, own = len(bare) % len(files), time.perf_counter(), time.process_time()
+        answer_bare(gallery, [files[each]])
+        bare.append(1000 * (time.perf_counter() - begun))
+        bare_used += time.process_time() - own
+        begun = time.perf_counter()
+        client.search(bodies[each])
+        served.append(1000 * (time.perf_counter() - begun))
+    alone, request, used = np.median(bare), np.median(served), processor_of(process) - used
+    print(
+        f"one client: p50 {request:.1f} ms, bare {alone:.1f} ms, the server adds {request - alone:.1f} ms; processor "
+        f"{1000 * used / len(served):.1f} ms, bare {1000 * bare_used / len(bare):.1f} ms; {len(bare)} pairs, {steal}",
+        flush=True,
+    )
+
+
+# --- many clients ------------------------------------------------------------------------------------------------------
 
 
 def load(address: str, bodies: list[bytes], clients: int, *, seconds: float = 1e9, requests: int = 10**9) -> tuple[list[float], list[int]]:
@@ -156,12 +141,6 @@ def load(address: str, bodies: list[bytes], clients: int, *, seconds: float = 1e
     for thread in threads:
         thread.join()
     return times, statuses
-
-
-def processor_of(process: psutil.Process) -> float:
-    """Return the seconds of the processor that a process has used."""
-    used = process.cpu_times()
-    return used.user + used.system
 
 
 def measure_load(address: str, process: psutil.Process, gallery: Gallery, files: list[bytes], *, clients: int, seconds: float) -> None:
@@ -215,8 +194,8 @@ def main() -> None:
     with Index.open(arguments.index) as index:
         ids = next(iter(index.store.scan()))[0][:64]
         files = [Path(index.image_path(id_)).read_bytes() for id_ in ids]
-        measure_overhead(arguments.index, files, arguments.seconds)
         with in_process(arguments.index) as (address, process):
+            measure_overhead(address, process, Gallery(index), files, arguments.seconds)
             measure_load(address, process, Gallery(index), files, clients=arguments.clients, seconds=2 * arguments.seconds)
             measure_memory(address, process, files, clients=arguments.clients, requests=arguments.requests)
 
