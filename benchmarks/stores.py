@@ -29,8 +29,7 @@ from unimetric.stores._recall import exact_search
 from unimetric.stores._where import Comparison
 
 DIM, K = 128, 10
-#: A graph that does not fit into memory is built far more slowly.
-SERVER = "-c shared_buffers=2GB -c max_wal_size=8GB -c maintenance_work_mem=3GB"
+SERVER = "-c shared_buffers=2GB -c max_wal_size=8GB -c maintenance_work_mem=1GB"
 KEPT = (0.5, 0.1, 0.01, 0.001)
 
 
@@ -78,9 +77,10 @@ def ask(search: Callable[[np.ndarray], np.ndarray], queries: np.ndarray, last: n
 
 
 def size_of(store: Any, folder: Path) -> int:
-    """Return the bytes of a store: its folder, or its table with all indexes."""
+    """Return the bytes of a store: its folder, or its tables with all indexes."""
     if type(store).__name__ == "Pgvector":
-        return int(store._connect().execute("SELECT pg_total_relation_size(%s)", [store.table]).fetchone()[0])
+        tables = [store.table, f"{store.table}_lists"]
+        return sum(int(store._connect().execute("SELECT pg_total_relation_size(%s)", [each]).fetchone()[0]) for each in tables)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

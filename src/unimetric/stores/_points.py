@@ -13,7 +13,7 @@ from unimetric.errors import UnimetricError
 from unimetric.stores._where import column_type, is_plain_text
 
 #: Names that stores use themselves.
-RESERVED = ("_id", "_vector")
+RESERVED = ("_id", "_vector", "_list")
 #: Longest name of a column in bytes, which is that of PostgreSQL.
 _NAME = 63
 #: Largest difference of a vector's length from 1.

@@ -84,6 +84,26 @@ class Truth:
         return float((scores >= self.last[:, None] - _TIE).mean())
 
 
+def draw_points(blocks: Callable[[], Iterable[Block]], count: int, *, number: int) -> tuple[Float[np.ndarray, "N D"], list[str]]:
+    """Draw stored points, in one pass. Return their vectors and ids.
+
+    Args:
+        blocks: Function that returns all vectors, some at a time.
+        count: Number of points.
+        number: Number of points to draw. Fewer if there are fewer points.
+    """
+    rows = np.sort(np.random.default_rng(0).choice(count, min(count, number), replace=False))
+    found: list[np.ndarray] = []
+    ids: list[str] = []
+    first = 0
+    for vectors, name in blocks():
+        here = rows[(rows >= first) & (rows < first + len(vectors))] - first
+        found.append(vectors[here])
+        ids += name(here)
+        first += len(vectors)
+    return np.concatenate(found), ids
+
+
 def draw_truth(blocks: Callable[[], Iterable[Block]], count: int, *, k: int, queries: int) -> Truth:
     """Draw stored points as queries and find their exact neighbors, in two passes.
 
@@ -93,16 +113,7 @@ def draw_truth(blocks: Callable[[], Iterable[Block]], count: int, *, k: int, que
         k: Number of neighbors.
         queries: Number of queries, half of them to choose settings and half to measure. Fewer if there are fewer points.
     """
-    rows = np.sort(np.random.default_rng(0).choice(count, min(count, queries), replace=False))
-    found: list[np.ndarray] = []
-    ids: list[str] = []
-    first = 0
-    for vectors, name in blocks():
-        here = rows[(rows >= first) & (rows < first + len(vectors))] - first
-        found.append(vectors[here])
-        ids += name(here)
-        first += len(vectors)
-    asked = np.concatenate(found)
+    asked, ids = draw_points(blocks, count, number=queries)
     _, scores = exact_search(blocks(), asked, k + 1)  # the query itself has the largest score
     order = np.random.default_rng(1).permutation(len(asked))
     return Truth(np.array(ids, dtype=object)[order], asked[order], scores[order, k], k)

@@ -8,70 +8,69 @@ import math
 import os
 import re
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 
 from unimetric.arguments import Form, Range
 from unimetric.errors import UnimetricError
+from unimetric.geometry.kmeans import assign, kmeans
 from unimetric.kinds import Store
-from unimetric.stores._points import check_ids, check_points, check_vectors, no_hits, unknown_id
-from unimetric.stores._recall import DEPTHS, Block, Search, Truth, draw_truth, exact_search, is_tuned, tune, tuned
+from unimetric.stores._points import RESERVED, check_ids, check_points, check_vectors, no_hits, unknown_id
+from unimetric.stores._recall import DEPTHS, Block, Search, draw_points, draw_truth, exact_search, is_tuned, tune, tuned
 from unimetric.stores._where import Where, check, quote_name, to_sql
 
 #: Version of the layout, in the comment of the table.
-_FORMAT = 1
-#: With fewer points, a scan is about as fast as an index.
+_FORMAT = 2
+#: With fewer points, a scan is about as fast as lists.
 _INDEXED = 20_000
-#: Candidates of a search, by ascending cost and recall. Up to `_LIST` they are the list of the search (`hnsw.ef_search`).
-#: Beyond that, which PostgreSQL does not allow, a search reads on until it has seen as many.
-_LADDER = (20, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800, 1000, 2000, 4000, 8000)
-_LIST = 1000
-#: Graphs by ascending density: links of a point, candidates while it is inserted, and the number of points from which on it is the first
-#: to be built. With too few links, some of many points cannot be reached, however long a search is.
-_GRAPHS = ((16, 100, 0), (32, 200, 400_000))
-#: Points that the index may read for one query. If k of them do not pass the filter, all points are scanned.
-_SCANNED = 200_000
-#: Largest dimension of an index.
-_LARGEST = {"vector": 2_000, "halfvec": 4_000}
-#: Candidates per neighbor whose scores are computed in float32, if the index has half precision.
-_REFINE = 3
+#: Numbers of lists that a search reads, by ascending cost and recall. The last one is all lists.
+_PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+#: Numbers of neighbors for which the number of lists is tuned, and queries to measure each. The last one serves filters.
+_DEPTHS = {**DEPTHS, 1000: 30}
+#: Points per list that the centers are computed from.
+_SAMPLE = 64
 _BLOCK = 8_192
 _TYPES = {"text": str, "bigint": int, "double precision": float, "boolean": bool}
 
 
 class Pgvector(Store):
-    """Table of PostgreSQL with an HNSW index that is tuned to a required recall.
+    """Table of PostgreSQL whose points are in lists of similar vectors.
 
-    The table has the columns `_id`, `_vector` (float32) and those of the points, so that other programs can
-    read it. Every write is one transaction. `finish` cleans the table, builds the index from 20,000 points
-    on, and increases the number of candidates of a search (`hnsw.ef_search`) until it finds the required
-    fraction of exact neighbors. If no number does, the index is built again with twice as many links. The
-    measured recall is stored in the comment of the table.
+        list(v) = argmin over lists of |v - center|
 
-    With a filter, `hnsw.ef_search` grows as fewer points pass, and the index is read on until k points pass
-    (`hnsw.iterative_scan = strict_order`). If few points pass, or the index ends too early, the filter is applied
-    first and its points are scanned exactly. An index of PostgreSQL on a filtered column speeds up that scan.
+    The table has the columns `_id`, `_vector` (float32), `_list` and those of the points, so that other programs
+    can read it. Every write is one transaction. From 20,000 points on, `finish` computes as many centers as the
+    square root of the number of points, assigns each point to the list of the nearest one, and sorts the table by
+    lists. A search scores the points of the lists whose centers are nearest to the query, in float32. `finish`
+    increases their number until the search finds the required fraction of exact neighbors, and stores the
+    measured recall in the comment of the table. Later points get a list when they are written. If the number of
+    points has doubled, `finish` computes new centers.
+
+    With a filter, more lists are read as fewer points pass. If few points pass, or too few of them are in these
+    lists, the filter is applied first and its points are scanned exactly. An index of PostgreSQL on a filtered
+    column speeds up that scan.
+
+    The indexes of pgvector are not used: each has a copy of the vectors, and that of `hnsw` takes half an hour to
+    build for a million points.
 
     Passwords are not part of an index: a `url` with a password is an error. Name an environment variable
     instead, such as `url='$DATABASE_URL'`, or use a password file of PostgreSQL.
 
     Reference:
-        Efficient and robust approximate nearest neighbor search using hierarchical navigable small world
-        graphs (Malkov and Yashunin, TPAMI 2018); pgvector (Kane et al., 2021)
+        Video Google: a text retrieval approach to object matching in videos (Sivic and Zisserman, ICCV 2003),
+        whose inverted files are these lists; pgvector (Kane et al., 2021)
 
     Args:
         dim: Dimension of the vectors.
         url: Connection string without a password, or `$` and the name of an environment variable that has one.
-        table: Name of the table.
+        table: Name of the table. The centers are in a second one, `TABLE_lists`.
         recall: Required fraction of the exact 10 and 100 nearest neighbors. 1 scans exactly.
-        index: Precision of the index: `vector` (float32), or `halfvec` (float16) with scores in float32. Some
-            builds of pgvector crash on `halfvec`, so it is tried on a separate connection before it is used.
     """
 
     def __init__(
@@ -81,16 +80,15 @@ class Pgvector(Store):
         url: str = "$DATABASE_URL",
         table: Annotated[str, Form(r"[a-z_][a-z0-9_]{0,47}", "up to 48 of a-z, 0-9 and _, not starting with a digit")] = "unimetric",
         recall: Annotated[float, Range(above=0, most=1)] = 0.99,
-        index: Literal["vector", "halfvec"] = "vector",
     ) -> None:
         self.dim = dim
         self.table = table
         self.recall = recall
-        self.index = index
         self._url = _read_url(url)
         self._place = _describe(self._url, table)
         self._open_connection: Any = None
         self.report: Mapping[str, Any] = MappingProxyType({})
+        self._version, self._centers = 0, np.zeros((0, dim), np.float32)
         with self._errors():
             self._open()
 
@@ -135,35 +133,58 @@ class Pgvector(Store):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [20_180_401])  # two processes may create it
             exists = _value(connection.execute("SELECT to_regclass(%s)", [name]))
             if exists is None:
-                columns = f'_id text COLLATE "C" PRIMARY KEY, _vector vector({self.dim}) NOT NULL'
+                if _value(connection.execute("SELECT to_regclass(%s)", [self._lists])) is not None:
+                    raise UnimetricError(f"{self._place}: there is already a table {self._lists}", "drop it, or use another `table`")
+                columns = f'_id text COLLATE "C" PRIMARY KEY, _list integer NOT NULL DEFAULT 0, _vector vector({self.dim}) NOT NULL'
                 connection.execute(f"CREATE TABLE {name} ({columns})")
                 # Vectors are incompressible, and reading them from another file is slow.
                 connection.execute(f"ALTER TABLE {name} ALTER COLUMN _vector SET STORAGE PLAIN")
-                self._note({})
+                columns = f"version bigint, list integer, center vector({self.dim}) NOT NULL, PRIMARY KEY (version, list)"
+                connection.execute(f"CREATE TABLE {self._lists} ({columns})")
+                self._write_notes({"format": _FORMAT, "dim": self.dim, "version": 0, "trained": 0, "report": {}})
         notes = self._notes()
         if notes["format"] > _FORMAT:
             raise UnimetricError(f"{self._place}: written by a newer version of Unimetric", "pip install --upgrade unimetric")
+        if notes["format"] < _FORMAT:
+            raise UnimetricError(f"{self._place}: written by an older version of Unimetric", "drop the table and build the index again")
         if notes["dim"] != self.dim:
             raise UnimetricError(f"{self._place}: holds vectors of dimension {notes['dim']}, got {self.dim}", "use the model of the index")
-        if notes["report"].get("index", self.index) == self.index:  # otherwise, `finish` builds another index
-            self.report = MappingProxyType(notes["report"])
+        self._refresh()
 
     def _notes(self) -> dict[str, Any]:
         """Return the notes in the comment of the table, which identify it."""
         row = self._connect().execute("SELECT obj_description(to_regclass(%s))", [quote_name(self.table)]).fetchone()
         try:
             notes = json.loads(row[0])["unimetric"]
-            return {"format": int(notes["format"]), "dim": int(notes["dim"]), "report": dict(notes["report"])}
+            numbers = {key: int(notes.get(key, 0)) for key in ("version", "trained")}
+            return {"format": int(notes["format"]), "dim": int(notes["dim"]), **numbers, "report": dict(notes["report"])}
         except (TypeError, ValueError, KeyError):
             raise UnimetricError(f"{self._place}: was not written by Unimetric", "use another `table`") from None
 
-    def _note(self, report: Mapping[str, Any]) -> None:
+    def _write_notes(self, notes: Mapping[str, Any]) -> None:
         from psycopg import sql
 
-        notes = {"unimetric": {"format": _FORMAT, "dim": self.dim, "report": dict(report)}}
-        comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(sql.Identifier(self.table), sql.Literal(json.dumps(notes)))
-        self._connect().execute(comment)
+        text = sql.Literal(json.dumps({"unimetric": dict(notes)}))
+        self._connect().execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(sql.Identifier(self.table), text))
+
+    def _note(self, report: Mapping[str, Any]) -> None:
+        self._write_notes(self._notes() | {"report": dict(report)})
         self.report = MappingProxyType(dict(report))
+
+    def _refresh(self) -> dict[str, Any]:
+        """Read the notes and, if another program has computed them, the centers of the lists."""
+        while (notes := self._notes())["version"] != self._version:
+            query = f"SELECT vector_send(center) FROM {self._lists} WHERE version = %s ORDER BY list"
+            rows = self._connect().execute(query, [notes["version"]], binary=True).fetchall()
+            if rows or not notes["version"]:  # otherwise, another program has just replaced them
+                self._version, self._centers = notes["version"], _matrix([row[0] for row in rows], self.dim)
+        self.report = MappingProxyType(notes["report"])
+        return notes
+
+    @property
+    def _lists(self) -> str:
+        """Name of the table with the centers of the lists, quoted."""
+        return quote_name(f"{self.table}_lists")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -199,7 +220,7 @@ class Pgvector(Store):
         )
         with self._errors():
             rows = self._connect().execute(query, [quote_name(self.table)]).fetchall()
-        return {name: _TYPES[kind] for name, kind in rows if name not in ("_id", "_vector") and kind in _TYPES}
+        return {name: _TYPES[kind] for name, kind in rows if name not in RESERVED and kind in _TYPES}
 
     def __len__(self) -> int:
         with self._errors():
@@ -214,18 +235,20 @@ class Pgvector(Store):
             return
         name = quote_name(self.table)
         kinds = {each: kind for kind, each in _TYPES.items()}
-        names = ["_id", "_vector", *types]
+        names = ["_id", "_list", "_vector", *types]
         listed = ", ".join(map(quote_name, names))
         replaced = ", ".join(f"{quote_name(each)} = EXCLUDED.{quote_name(each)}" for each in names[1:])
         with self._errors(), self._transaction() as connection:
+            connection.execute(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE")  # no other program computes centers meanwhile
+            self._refresh()
             for each in types:
                 if each not in held:
                     collation = ' COLLATE "C"' if types[each] is str else ""
                     connection.execute(f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {quote_name(each)} {kinds[types[each]]}{collation}")
             connection.execute(f"CREATE TEMP TABLE unimetric_rows (LIKE {name}) ON COMMIT DROP")
             with connection.cursor().copy(f"COPY unimetric_rows ({listed}) FROM STDIN (FORMAT BINARY)") as copy:
-                copy.set_types(["text", self._vector_type, *(_BINARY[types[each]] for each in types)])
-                for row in zip(ids, vectors, *(values[each] for each in types), strict=True):
+                copy.set_types(["text", "int4", self._vector_type, *(_BINARY[types[each]] for each in types)])
+                for row in zip(ids, _nearest_lists(vectors, self._centers), vectors, *(values[each] for each in types), strict=True):
                     copy.write_row(row)
             connection.execute(
                 f"INSERT INTO {name} ({listed}) SELECT {listed} FROM unimetric_rows ON CONFLICT (_id) DO UPDATE SET {replaced}"
@@ -246,19 +269,16 @@ class Pgvector(Store):
     def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Any = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         queries = check_vectors(queries, self.dim)
         where = None if where is None else check(where, self.columns)
-        settings = tuned(self.report, k, recall=self.recall, place=self._place)
         with self._errors():
-            passing = 1.0 if where is None else self._passing(where)
-            if settings is None:
+            self._refresh()
+            settings = tuned(self.report, k, recall=self.recall, place=self._place)
+            if settings is not None and where is not None:
+                # If one in ten points passes, the k nearest of them are among about the 10 k nearest points. Twice as many are spare.
+                wanted = 2 * k / self._passing(where)
+                settings = next((self.report["settings"][str(depth)] for depth in _DEPTHS if wanted <= depth), None)
+            if settings is None or 2 * settings["probes"] > len(self._centers):
                 return self._scan_exactly(queries, k, where)
-            tuned_size = settings["ef_search"]
-            size = tuned_size if where is None else math.ceil(2 * tuned_size / passing)
-            # A strict order drops points that are found too late, so a search that reads on for long would miss some.
-            if k / passing > _LIST / 2 or (tuned_size > _LIST and size > _LADDER[-1]):
-                return self._scan_exactly(queries, k, where)
-            if tuned_size <= _LIST:
-                size = min(size, _LIST)
-            return self._search_index(queries, k, where, size, math.ceil(passing * size))
+            return self._search_lists(queries, k, where, settings["probes"])
 
     def _passing(self, where: Where) -> float:
         """Return the fraction of points that pass a filter, as PostgreSQL estimates it."""
@@ -269,63 +289,38 @@ class Pgvector(Store):
             counts.append(_value(self._connect().execute(query, bound))[0]["Plan"]["Plan Rows"])
         return min(1.0, max(1, counts[0]) / max(1, counts[1]))
 
-    def _search_index(
-        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, size: int, passing: int
+    def _search_lists(
+        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, probes: int
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Search with the index. Queries with too few results are scanned exactly.
-
-        Args:
-            queries: Vectors to search with.
-            k: Number of neighbors.
-            where: Filter, or None.
-            size: Number of candidates.
-            passing: Number of candidates that pass the filter.
-        """
-        # More candidates than the list holds are read in any order and sorted again, as are those of half precision.
-        read = 0 if size <= _LIST else passing
-        if self.index == "halfvec":
-            read = max(read, _REFINE * k)
-        settings = {
-            "enable_seqscan": "off",
-            "enable_sort": "on" if read else "off",
-            "hnsw.ef_search": min(size, _LIST),
-            "hnsw.iterative_scan": "strict_order" if size <= _LIST else "relaxed_order",
-            "hnsw.max_scan_tuples": _SCANNED,
-        }
-        ids, scores = self._ask(queries, k, where, settings, read=read)
+        """Score the points of the nearest lists. Queries with too few results are scanned exactly."""
+        lists = _order_lists(queries, self._centers)[:, :probes]
+        ids, scores = self._ask(queries, k, where, lists)
         short = np.flatnonzero(scores[:, -1] == -np.inf)
         if len(short):
             ids[short], scores[short] = self._scan_exactly(queries[short], k, where)
         return ids, scores
 
     def _scan_exactly(self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Search without the index: few queries on the server, many with one pass over the table."""
+        """Search in all points: few queries on the server, many with one pass over the table."""
         if len(queries) > 16:
             return exact_search(self._blocks(where), queries, k)
-        return self._ask(queries, k, where, {"enable_indexscan": "off"})
+        return self._ask(queries, k, where)
 
     def _ask(
-        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, settings: Mapping[str, Any], *, read: int = 0
+        self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, lists: Int[np.ndarray, "Q P"] | None = None
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Run one query of SQL per vector.
-
-        If `read` is not 0, the best of so many points of the index are returned.
-        """
+        """Run one query of SQL per vector, on the points of its lists or on all points."""
         text, values = ("true", []) if where is None else to_sql(where)
-        name = quote_name(self.table)
-        query = f"SELECT _id, -(_vector <#> %s) FROM {name} WHERE {text} ORDER BY _vector <#> %s LIMIT %s"
-        if read:
-            form = f"::halfvec({self.dim})" if self.index == "halfvec" else ""
-            near = f"_vector{form} <#> %s{form}"
-            inner = f"SELECT _id, _vector FROM {name} WHERE {text} ORDER BY {near} LIMIT %s"
-            query = f"SELECT _id, -(_vector <#> %s) AS score FROM ({inner}) AS near ORDER BY score DESC LIMIT %s"
+        if lists is not None:
+            text = f"_list = ANY(%s::integer[]) AND ({text})"
+        query = f"SELECT _id, -(_vector <#> %s) FROM {quote_name(self.table)} WHERE {text} ORDER BY _vector <#> %s LIMIT %s"
         ids, scores = no_hits(len(queries), k)
         with self._transaction() as connection:
-            for key, value in settings.items():
-                connection.execute("SELECT set_config(%s, %s, true)", [key, str(value)])
+            if lists is not None:
+                connection.execute("SET LOCAL enable_seqscan = off")
             for row, vector in enumerate(queries):
-                bound = [vector, *values, vector, read, k] if read else [vector, *values, vector, k]
-                found = connection.execute(query, bound, binary=True).fetchall()
+                chosen = [] if lists is None else [[0, *lists[row].tolist()]]  # list 0 has the points that other programs have added
+                found = connection.execute(query, [vector, *chosen, *values, vector, k], binary=True).fetchall()
                 for place, (each, score) in enumerate(found):
                     ids[row, place], scores[row, place] = each, score
         return ids, scores
@@ -378,115 +373,67 @@ class Pgvector(Store):
 
     def finish(self) -> None:
         rows = len(self)
-        indexed = rows >= _INDEXED and self.recall < 1 and self.dim <= _LARGEST[self.index]
+        indexed = rows >= _INDEXED and self.recall < 1
         with self._errors():
             self._connect().execute(f"VACUUM (ANALYZE) {quote_name(self.table)}")
-            changed = self._changes()
-            if self.report.get("changes") == changed and (not indexed or is_tuned(self.report, self.recall)):
+            notes = self._refresh()
+            if self.report.get("changes") == self._changes() and (not indexed or is_tuned(self.report, self.recall)):
                 return
             self._note({})
+            if indexed and rows >= 2 * notes["trained"]:
+                self._make_lists(rows, notes["version"] + 1)
+            if indexed:
+                self._sort_points()
             settings = self._tune(rows) if indexed else {}
-            self._note({"rows": rows, "changes": changed, "index": self.index, "settings": settings})
+            self._note({"rows": rows, "changes": self._changes(), "settings": settings})
+
+    def _make_lists(self, rows: int, version: int) -> None:
+        """Compute centers, and assign every point to the list of the nearest one."""
+        count = round(math.sqrt(rows))
+        sample, _ = draw_points(self._blocks, rows, number=_SAMPLE * count)
+        centers = kmeans(torch.from_numpy(sample), count, iterations=10).centers.numpy()
+        name, index = quote_name(self.table), quote_name(f"{self.table}_list")
+        update = f"UPDATE {name} SET _list = new.list FROM unnest(%s::text[], %s::integer[]) AS new (id, list) WHERE _id = new.id"
+        with self._transaction() as connection:
+            connection.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")  # searches go on, writes wait
+            connection.execute(f"DELETE FROM {self._lists}")
+            values = [(version, number, center) for number, center in enumerate(centers, 1)]
+            connection.cursor().executemany(f"INSERT INTO {self._lists} VALUES (%s, %s, %s)", values)
+            for page in self._pages([], None, _BLOCK):
+                lists = _nearest_lists(_matrix([row[1] for row in page], self.dim), centers)
+                connection.execute(update, [[row[0] for row in page], lists])
+            connection.execute(f"DROP INDEX IF EXISTS {index}")
+            connection.execute(f"CREATE INDEX {index} ON {name} (_list)")
+            self._write_notes(self._notes() | {"version": version, "trained": rows})
+        self._refresh()
+
+    def _sort_points(self) -> None:
+        """Sort the table by lists, if this has not been done, and remove the space of earlier versions of its rows."""
+        name, index = quote_name(self.table), quote_name(f"{self.table}_list")
+        if not _value(self._connect().execute("SELECT indisclustered FROM pg_index WHERE indexrelid = to_regclass(%s)", [index])):
+            self._connect().execute(f"CLUSTER {name} USING {index}")
+            self._connect().execute(f"VACUUM (ANALYZE) {name}")
 
     def _tune(self, rows: int) -> dict[str, dict[str, Any]]:
-        """Build the index and return its settings.
-
-        If none reaches the recall, a denser graph is built.
-        """
-        truths = [draw_truth(self._blocks, rows, k=depth, queries=2 * queries) for depth, queries in DEPTHS.items()]
-        built = self._links()
-        first = [graph for graph in _GRAPHS if graph[0] == built] or [graph for graph in _GRAPHS if graph[2] <= rows]
-        *sparse, densest = _GRAPHS[_GRAPHS.index(first[-1]) :]
-        for links, candidates, _ in sparse:
-            self._build_index(links, candidates)
-            with suppress(UnimetricError):
-                return self._settings(truths)
-        self._build_index(*densest[:2])
-        return self._settings(truths)
-
-    def _links(self) -> int:
-        """Return the number of links per point of the index, 0 if there is none."""
-        query = "SELECT coalesce(reloptions, '{}') FROM pg_class WHERE oid = to_regclass(%s)"
-        options = _value(self._connect().execute(query, [quote_name(f"{self.table}_{self.index}_hnsw")]))
-        return 0 if options is None else int(dict(option.split("=") for option in options).get("m", 16))
-
-    def _settings(self, truths: Sequence[Truth]) -> dict[str, dict[str, Any]]:
-        """Return the settings of the index that reach the recall, by the number of neighbors."""
+        """Return the numbers of lists that reach the recall, by the number of neighbors."""
         settings = {}
-        for truth in truths:
-            ladder = [size for size in _LADDER if size >= min(truth.k, 40)]
-            size, measured = tune(ladder, self._with, truth, self.recall)
-            # The graph links stored points to their neighbors, so new queries need somewhat more candidates.
-            size = ladder[min(ladder.index(size) + 1, len(ladder) - 1)]
-            settings[str(truth.k)] = {"ef_search": size, **measured}
+        ladder = [*(probes for probes in _PROBES if probes < len(self._centers)), len(self._centers)]
+        for depth, queries in _DEPTHS.items():
+            truth = draw_truth(self._blocks, rows, k=depth, queries=2 * queries)
+            probes, measured = tune(ladder, self._with, truth, self.recall)
+            settings[str(depth)] = {"probes": probes, **measured}
         return settings
+
+    def _with(self, probes: int) -> Search:
+        """Return the search in a number of lists."""
+        return lambda queries, k: self._search_lists(queries, k, None, probes)
 
     def _changes(self) -> str:
         """Return a number that grows with every committed write of the table."""
         query = f"SELECT coalesce(max(xmin::text::bigint), 0) || ':' || count(*) FROM {quote_name(self.table)}"
         return str(_value(self._connect().execute(query)))
 
-    def _with(self, size: int) -> Search:
-        """Return the search with a size of the candidate list."""
-        return lambda queries, k: self._search_index(queries, k, None, size, size)
 
-    def _build_index(self, links: int, candidates: int) -> None:
-        """Build the index, unless it has so many links per point."""
-        import psycopg
-
-        form, operators = "_vector", "vector_ip_ops"
-        if self.index == "halfvec":
-            self._probe_halfvec()
-            form, operators = f"(_vector::halfvec({self.dim}))", "halfvec_ip_ops"
-        name, other = (quote_name(f"{self.table}_{each}_hnsw") for each in (self.index, _OTHER[self.index]))
-        made = f"hnsw ({form} {operators}) WITH (m = {links}, ef_construction = {candidates})"
-        query = f"CREATE INDEX IF NOT EXISTS {name} ON {quote_name(self.table)} USING {made}"
-        for workers in (2, 0):
-            try:
-                with self._transaction() as connection:
-                    for key, least in {"maintenance_work_mem": 1 << 20, "max_parallel_maintenance_workers": workers}.items():
-                        # A larger setting of the server is kept: a graph that does not fit into memory is built far more slowly.
-                        chosen = "greatest(setting::bigint, %s)" if least else "%s"
-                        connection.execute(
-                            f"SELECT set_config(name, ({chosen})::text, true) FROM pg_settings WHERE name = %s", [least, key]
-                        )
-                    if self._links() != links:
-                        connection.execute(f"DROP INDEX IF EXISTS {name}")
-                    connection.execute(query)
-                    connection.execute(f"DROP INDEX IF EXISTS {other}")
-                return
-            except psycopg.OperationalError as error:
-                # Workers share memory, which a container may limit, and some builds of pgvector crash in them: a lost
-                # connection has no state.
-                if not workers or error.sqlstate not in (None, psycopg.errors.DiskFull.sqlstate):
-                    raise
-                self._await_server()
-
-    def _await_server(self) -> None:
-        """Connect again, for up to a minute, while the server recovers from a crash."""
-        import psycopg
-
-        self.close()
-        for _ in range(60):
-            time.sleep(1)  # at first, a server may accept connections that it ends when it notices the crash
-            with suppress(psycopg.OperationalError):
-                self._connect()
-                return
-
-    def _probe_halfvec(self) -> None:
-        """Compute in half precision on a separate connection, which a broken build ends."""
-        import psycopg
-
-        ones = f"array_fill(1, ARRAY[{self.dim}])::halfvec"
-        try:
-            with psycopg.connect(self._url, autocommit=True, connect_timeout=10) as connection:
-                connection.execute(f"SELECT {ones} <#> {ones}, {ones} <-> {ones}, {ones} <=> {ones}")
-        except psycopg.OperationalError:
-            self._await_server()
-            raise UnimetricError(f"{self._place}: this build of pgvector crashes on halfvec", "use `index='vector'`") from None
-
-
-_OTHER = {"vector": "halfvec", "halfvec": "vector"}
 _BINARY = {str: "text", int: "int8", float: "float8", bool: "bool"}
 
 
@@ -494,6 +441,19 @@ def _value(cursor: Any) -> Any:
     """Return the first value of the first row of a result, or None without rows."""
     row = cursor.fetchone()
     return None if row is None else row[0]
+
+
+def _nearest_lists(vectors: Float[np.ndarray, "N D"], centers: Float[np.ndarray, "L D"]) -> list[int]:
+    """Return the number of the list of each vector, from 1 on. 0 without lists."""
+    if not len(centers):
+        return [0] * len(vectors)
+    points = torch.from_numpy(np.ascontiguousarray(vectors))
+    return [number + 1 for number in assign(points, torch.from_numpy(centers), memory=1 << 28)[0].tolist()]
+
+
+def _order_lists(queries: Float[np.ndarray, "Q D"], centers: Float[np.ndarray, "L D"]) -> Int[np.ndarray, "Q L"]:
+    """Return the numbers of all lists for each query, the nearest center first."""
+    return np.argsort((centers**2).sum(1) / 2 - queries @ centers.T, axis=1, kind="stable") + 1
 
 
 def _chosen(names: Sequence[str], places: Sequence[int]) -> list[str]:
