@@ -289,7 +289,7 @@ store = create("stores", given["spec"], path=given["path"], dim=16)
 # Indexes of vectors are built and tuned for few points.
 module = sys.modules[type(store).__module__]
 module._INDEXED, module._PARTITION = 60, 50
-_recall.DEPTHS = module.DEPTHS = {10: 20}
+_recall.DEPTHS = module.DEPTHS = module._DEPTHS = {10: 20}
 print("ready", flush=True)
 for step in range(start, start + 1000):
     ids = [f"step{step}/{row}" for row in range(20)]

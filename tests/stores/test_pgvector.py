@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -134,6 +136,33 @@ def test_new_centers_if_the_points_have_doubled_and_other_programs_use_them(smal
     assert store.report == other.report
     store.write(["later"], more[:1], {})
     assert lists_of(store)["later"] == lists_of(store)["more 0"]
+
+
+def test_programs_write_search_and_finish_at_once(small: None, postgres, table: str) -> None:
+    store, points = filled(postgres.url, table, count=1000)
+    store.finish()
+    end = time.monotonic() + 3
+
+    def work(number: int) -> int:
+        own = create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16)
+        turns = 0
+        while time.monotonic() < end:
+            turns += 1
+            if number < 2:
+                own.write([f"{number} {turns} {row}" for row in range(50)], clustered(50, seed=turns), {})
+            elif number < 4:
+                assert (own.search(points[turns % 1000][None], 10)[1] > -2).all()
+            else:
+                own.finish()
+        return turns
+
+    with ThreadPoolExecutor(5) as threads:
+        turns = list(threads.map(work, range(5)))
+    assert min(turns) > 0 and len(store) == 1000 + 50 * (turns[0] + turns[1])
+    store.search(points[:1], 1)  # reads the centers, if they are new
+    vectors = store.vectors(list(lists_of(store)))
+    expected = ((vectors[:, None] - store._centers) ** 2).sum(-1).argmin(1) + 1
+    assert list(lists_of(store).values()) == expected.tolist()
 
 
 def test_points_of_other_programs_are_found(small: None, postgres, table: str) -> None:
