@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -25,7 +26,7 @@ from unimetric.report.folders import read_runs
 from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
 from unimetric.runs.folder import check_same_run
-from unimetric.runs.record import RECORD, finished_lines
+from unimetric.runs.record import RECORD, check_files, finished_lines, read_record, seal_files, write_record
 from unimetric.runs.weights import hash_tensors, read_tensors, write_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.training.checkpoint import check_data, resume
@@ -219,6 +220,25 @@ def test_modified_results_are_refused_and_skipped_by_the_report(config: RunConfi
             train(config, folder, quiet=True)
         records, skipped = read_runs([folder])
         assert not records and f"{file}: was modified after the run" in skipped[0][1]
+
+
+def test_records_of_earlier_versions_are_read_and_modified_ones_are_not(tmp_path: Path) -> None:
+    """Earlier versions have hashed the sorted content, with the checksums of the files at the end."""
+    (tmp_path / "done").write_text("{}")
+    write_record(tmp_path, {"packs": [], "train": {"names": ["größe.png"]}})
+    seal_files(tmp_path, finished=True)
+    record = read_record(tmp_path)
+    assert record is not None and list(record) == ["files", "packs", "train"] and list(record["files"]) == ["done"]
+    old = {"packs": [], "train": {"names": ["größe.png"]}, "files": record["files"]}
+    checksum = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
+    for text in ((tmp_path / RECORD).read_text(), json.dumps({"sha256": checksum, **old}, separators=(",", ":"))):
+        (tmp_path / RECORD).write_text(text)
+        assert read_record(tmp_path) == old
+        check_files(tmp_path)
+        (tmp_path / RECORD).write_text(text.replace("größe", "grösse").replace("gr\\u00f6\\u00dfe", "klein"))
+        for read in (read_record, check_files):
+            with pytest.raises(UnimetricError, match=r"data\.json: was modified"):
+                read(tmp_path)
 
 
 # --- Bit flips --------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from unimetric.images.remote import find_statuses
 from unimetric.images.table import Split, Table
 
 RECORD = "data.json"
+#: Length of `{"sha256":"...",`, the start of the file.
+_START = len('{"sha256":"",') + 64
 
 #: Small files that do not change after a run. Weights store their own checksum, because they are replaced during a run.
 SEALED = ("done", "metrics.jsonl", "environment.json", "skipped.txt")
@@ -110,8 +112,9 @@ def _rows(columns: dict[str, list[Any]]) -> list[Image]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write `data.json` with the checksum of its content."""
-    write_text(folder / RECORD, json.dumps({"sha256": _seal(record), **record}, separators=(",", ":")))
+    """Write `data.json`, which starts with the checksum of the rest and those of the files."""
+    rest = json.dumps({"files": record.get("files", {}), **record}, separators=(",", ":"))[1:]
+    write_text(folder / RECORD, f'{{"sha256":"{_hash(rest.encode())}",{rest}')
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -122,14 +125,36 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
     hint = "restore the file, or remove it to continue without comparing the images"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise UnimetricError(f"{path}: unreadable: {error}", hint) from None
-    if not isinstance(record, dict) or record.pop("sha256", "") != _seal(record):
+    checksum = record.pop("sha256", "") if isinstance(record, dict) else ""
+    # Earlier versions have hashed the sorted content.
+    if not checksum or not (_is_intact(text) or checksum == _hash(json.dumps(record, sort_keys=True).encode())):
         raise UnimetricError(f"{path}: was modified", hint)
     return record
+
+
+def _read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a run.
+
+    They are at the start of `data.json`. Thousands of images follow, which are hashed and not parsed.
+    """
+    try:
+        text = (folder / RECORD).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""  # `read_record` raises the error
+    if text.startswith('"files":', _START) and _is_intact(text):
+        return json.JSONDecoder().raw_decode(text, _START + len('"files":'))[0]
+    return (read_record(folder) or {}).get("files", {})
+
+
+def _is_intact(text: str) -> bool:
+    """Return whether the text of `data.json` has the checksum at its start."""
+    return text[:_START] == f'{{"sha256":"{_hash(text[_START:].encode())}",'
 
 
 def count_images(folder: Path) -> dict[str, tuple[int, int]]:
@@ -143,10 +168,6 @@ def count_images(folder: Path) -> dict[str, tuple[int, int]]:
         for part in ("train", "validation", "test")
         if record.get(part, {}).get("names")
     }
-
-
-def _seal(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def check_images(folder: Path, table: Table, parts: Mapping[str, np.ndarray]) -> bool:
@@ -207,7 +228,7 @@ def seal_files(folder: Path, *, finished: bool) -> None:
         return
     before = record.pop("files", {})
     if finished:
-        record["files"] = {name: _hash(folder / name) for name in SEALED if (folder / name).exists()}
+        record["files"] = {name: _hash((folder / name).read_bytes()) for name in SEALED if (folder / name).exists()}
     if record.get("files", {}) != before:
         write_record(folder, record)
 
@@ -219,17 +240,17 @@ def check_files(folder: Path, names: Collection[str] = SEALED) -> None:
         folder: Run folder.
         names: Names of the files to check.
     """
-    for name, checksum in (read_record(folder) or {}).get("files", {}).items():
+    for name, checksum in _read_checksums(folder).items():
         if name not in names:
             continue
-        if not (folder / name).is_file() or _hash(folder / name) != checksum:
+        if not (folder / name).is_file() or _hash((folder / name).read_bytes()) != checksum:
             raise UnimetricError(
                 f"{folder / name}: was modified after the run", f"restore the file, or remove {folder / RECORD} to accept it"
             )
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def finished_lines(folder: Path, upto: int) -> list[str]:
