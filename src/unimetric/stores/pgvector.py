@@ -395,7 +395,7 @@ class Pgvector(Store):
         name, index = quote_name(self.table), quote_name(f"{self.table}_list")
         update = f"UPDATE {name} SET _list = new.list FROM unnest(%s::text[], %s::integer[]) AS new (id, list) WHERE _id = new.id"
         with self._transaction() as connection:
-            connection.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")  # searches go on, writes wait
+            connection.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")  # searches are answered, writes wait
             connection.execute(f"DELETE FROM {self._lists}")
             values = [(version, number, center) for number, center in enumerate(centers, 1)]
             connection.cursor().executemany(f"INSERT INTO {self._lists} VALUES (%s, %s, %s)", values)
