@@ -408,7 +408,10 @@ class Pgvector(Store):
         self._refresh()
 
     def _sort_points(self) -> None:
-        """Sort the table by lists, if this has not been done, and remove the space of earlier versions of its rows."""
+        """Sort the table by lists, if this has not been done.
+
+        It also removes the space of earlier versions of its rows.
+        """
         name, index = quote_name(self.table), quote_name(f"{self.table}_list")
         if not _value(self._connect().execute("SELECT indisclustered FROM pg_index WHERE indexrelid = to_regclass(%s)", [index])):
             self._connect().execute(f"CLUSTER {name} USING {index}")
