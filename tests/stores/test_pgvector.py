@@ -215,6 +215,13 @@ def test_finish_does_nothing_if_nothing_has_changed(small: None, postgres, table
     again.finish()
     monkeypatch.undo()
     store.delete(["5"])
+    before = dict(store.report)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "_tune", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.finish()
+    again.search(clustered(1), 1)
+    assert again.report == before  # until the new settings are known, searches use the old ones
     store.finish()
     assert store.report["rows"] == 2999 and store._version == 1
 

@@ -117,7 +117,7 @@ class Pgvector(Store):
                 return struct.pack(">HH", len(obj), 0) + obj.astype(">f4").tobytes()
 
         connection.adapters.register_dumper(np.ndarray, Vectors)
-        # Whether the index pays depends on the values of a filter, so each query has its own plan.
+        # Whether an index pays depends on the values of a filter, so each query has its own plan.
         connection.execute("SET plan_cache_mode = force_custom_plan")
         self._vector_type, self._open_connection = number, connection
         return connection
@@ -275,7 +275,7 @@ class Pgvector(Store):
             if settings is not None and where is not None:
                 # If one in ten points passes, the k nearest of them are among about the 10 k nearest points. Twice as many are spare.
                 wanted = 2 * k / self._passing(where)
-                settings = next((self.report["settings"][str(depth)] for depth in _DEPTHS if wanted <= depth), None)
+                settings = next((self.report["settings"].get(str(depth)) for depth in _DEPTHS if wanted <= depth), None)
             if settings is None or 2 * settings["probes"] > len(self._centers):
                 return self._scan_exactly(queries, k, where)
             return self._search_lists(queries, k, where, settings["probes"])
@@ -379,7 +379,6 @@ class Pgvector(Store):
             notes = self._refresh()
             if self.report.get("changes") == self._changes() and (not indexed or is_tuned(self.report, self.recall)):
                 return
-            self._note({})
             if indexed and rows >= 2 * notes["trained"]:
                 self._make_lists(rows, notes["version"] + 1)
             if indexed:
@@ -404,7 +403,7 @@ class Pgvector(Store):
                 connection.execute(update, [[row[0] for row in page], lists])
             connection.execute(f"DROP INDEX IF EXISTS {index}")
             connection.execute(f"CREATE INDEX {index} ON {name} (_list)")
-            self._write_notes(self._notes() | {"version": version, "trained": rows})
+            self._write_notes(self._notes() | {"version": version, "trained": rows, "report": {}})  # searches are exact until it is tuned
         self._refresh()
 
     def _sort_points(self) -> None:
