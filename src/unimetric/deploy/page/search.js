@@ -119,7 +119,7 @@ async function search() {
   view("search");
   running?.abort();
   running = new AbortController();
-  const number = ++state.number, where = filter();
+  const number = ++state.number, where = state.where = filter();
   $("drop").classList.add("busy");
   try {
     let answer;
@@ -139,7 +139,7 @@ async function search() {
   } catch (error) {
     if (error.name === "AbortError") return;
     say(sentence(error.message));
-    if (number === state.number) { state.answer = null; $("grid").replaceChildren(); $("verdict").replaceChildren(); empty("Nothing was searched."); }
+    if (number === state.number) { state.answer = state.where = null; $("grid").replaceChildren(); $("verdict").replaceChildren(); empty("Nothing was searched."); }
   } finally {
     if (number === state.number) $("drop").classList.remove("busy");
   }
@@ -499,7 +499,8 @@ addEventListener("paste", (event) => {
   if (file) useFile(file);
 });
 $("filters").addEventListener("submit", (event) => event.preventDefault());
-$("filters").addEventListener("change", search);
+// A field reports its change when it loses the focus, by a click on a result for example. Drawing the same results again would lose that click.
+$("filters").addEventListener("change", () => { if (filter() !== state.where) search(); });
 addEventListener("popstate", fromAddress);
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
