@@ -195,8 +195,9 @@ def main() -> None:
         ids = next(iter(index.store.scan()))[0][:64]
         files = [Path(index.image_path(id_)).read_bytes() for id_ in ids]
         with in_process(arguments.index) as (address, process):
-            measure_overhead(address, process, Gallery(index), files, arguments.seconds)
-            measure_load(address, process, Gallery(index), files, clients=arguments.clients, seconds=2 * arguments.seconds)
+            gallery = Gallery(index)
+            measure_overhead(address, process, gallery, files, arguments.seconds)
+            measure_load(address, process, gallery, files, clients=arguments.clients, seconds=2 * arguments.seconds)
             measure_memory(address, process, files, clients=arguments.clients, requests=arguments.requests)
 
 

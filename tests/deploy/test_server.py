@@ -445,9 +445,10 @@ def test_a_large_broken_upload_keeps_no_memory() -> None:
 
 
 @pytest.mark.timeout(300 + UPLOADS)
-def test_fuzzed_uploads_never_fail_the_server(index: Path) -> None:
+def test_fuzzed_uploads_never_fail_the_server(index: Path, request: pytest.FixtureRequest) -> None:
     # A server that gets little of the processor answers 503 after its time limit. Processor time is checked instead.
     process, address = start_process(index, "--timeout", "120")
+    request.addfinalizer(process.kill)  # also if a check fails
     server, rng, good = psutil.Process(process.pid), random.Random(0), good_uploads(index)
     seen, slow, busiest, slowest = [], [], (0.0, 0, b""), (0.0, 0, b"")
     with httpx.Client(base_url=address, timeout=130) as client:

@@ -230,6 +230,23 @@ def test_finish_does_nothing_if_nothing_has_changed(small: None, postgres, table
     assert store.report["rows"] == 2999 and store.report["settings"] and store._version == 1
 
 
+def test_writes_during_the_tuning_are_changes(small: None, postgres, table: str, monkeypatch) -> None:
+    store, points = filled(postgres.url, table)
+    other = create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16)
+    tune = type(store)._tune
+
+    def write_and_tune(self: Any, rows: int) -> Any:
+        other.write(["new"], points[:1], {})
+        return tune(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "_tune", write_and_tune)
+        store.finish()
+    assert store.report["rows"] == 3000
+    store.finish()
+    assert store.report["rows"] == 3001
+
+
 def test_passwords_are_in_no_spec_and_in_no_error(postgres, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "s3cr@t/pw"
     url = postgres.url.replace("tester@", "tester:s3cr%40t%2Fpw@")

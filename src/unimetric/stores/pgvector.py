@@ -383,8 +383,9 @@ class Pgvector(Store):
                 self._make_lists(rows, notes["version"] + 1)
             if indexed:
                 self._sort_points()
+            changed = self._changes()  # before the tuning, which later writes are not part of
             settings = self._tune(rows) if indexed else {}
-            self._note({"rows": rows, "changes": self._changes(), "settings": settings})
+            self._note({"rows": rows, "changes": changed, "settings": settings})
 
     def _make_lists(self, rows: int, version: int) -> None:
         """Compute centers, and assign every point to the list of the nearest one."""

@@ -2,7 +2,7 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const THUMB = "M7 21V10l4.5-8c1.6 0 2.5 1 2.5 2.6L13.3 9H19a2 2 0 0 1 2 2.3l-1.2 8A2 2 0 0 1 17.8 21H7zM3 10h4v11H3z";
-const state = { info: null, query: null, answer: null, votes: new Map(), number: 0, map: null, cropping: false, page: 24, files: 0 };
+const state = { info: null, query: null, where: null, answer: null, votes: new Map(), number: 0, map: null, cropping: false, page: 24, files: 0 };
 
 function make(name, attributes = {}, parent = null) {
   const element = document.createElement(name);
