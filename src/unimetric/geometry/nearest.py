@@ -35,7 +35,7 @@ def nearest(
     *,
     own: Int[Tensor, "Q"] | None = None,
     barred: Barred | None = None,
-    memory: int = 1 << 29,
+    memory: int | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "R K"], Int[Tensor, "R K"]]]:
     """Yield the k best columns of asking @ answering.T, some rows at a time.
 
@@ -50,11 +50,12 @@ def nearest(
         own: Column of the row itself, which it must not find. -1 if there is none.
         barred: Further columns that a row must not find. For a search of all points among themselves,
             rows and columns have the same codes.
-        memory: Bytes for the scores and everything computed from them.
+        memory: Bytes for the scores and everything computed from them. If None, `search_memory`.
 
     Returns:
         An iterator of (first row, scores, columns).
     """
+    memory = search_memory(asking.device) if memory is None else memory
     if asking is answering and _is_mutual(asking, k, own, memory):
         prefiltered = prefilter_neighbors(asking, k, barred=barred) if applies(asking, k, memory) else None
         if prefiltered is None:
@@ -79,6 +80,17 @@ def nearest(
             found = best(score, min(k, len(others)))
             values, found_columns = found if left == 0 else merge_best((values, found_columns), found, left, k)
         yield top, values, found_columns.masked_fill_(values == -torch.inf, -1)
+
+
+def search_memory(device: torch.device) -> int:
+    """Return how many bytes a search uses by default.
+
+    Half a GiB on a CPU. On a GPU, each block waits once for the device, so blocks should be larger: an
+    eighth of the free memory, from half a GiB to four.
+    """
+    if device.type != "cuda":
+        return 1 << 29
+    return min(max(torch.cuda.mem_get_info(device)[0] // 8, 1 << 29), 1 << 32)
 
 
 def _is_mutual(points: Float[Tensor, "N D"], k: int, own: Int[Tensor, "N"] | None, memory: int) -> bool:

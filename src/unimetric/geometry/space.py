@@ -21,7 +21,7 @@ from torch import Tensor
 from unimetric.errors import UnimetricError, closest
 from unimetric.geometry.barred import Barred
 from unimetric.geometry.kmeans import kmeans
-from unimetric.geometry.nearest import nearest
+from unimetric.geometry.nearest import nearest, search_memory
 
 GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
 #: Gallery items that a query does not find: those of its class and group, those of its group, or none.
@@ -148,7 +148,8 @@ class Space:
         junk: Labels of images that are neither queries nor gallery items.
         distractors: Labels of images that are in the gallery, match nothing and are not queries.
         names: Name of each image, for errors.
-        memory: Bytes that a search may use in addition to the points and its result.
+        memory: Bytes that a search may use in addition to the points and its result. By default half a
+            GiB on a CPU, and an eighth of the free memory of a GPU, at most four GiB.
         seed: Seed of the clustering.
         curvature: Curvature c of the Poincaré ball, whose radius is 1/sqrt(c). Only for "poincare".
     """
@@ -168,7 +169,7 @@ class Space:
         junk: Sequence[int] = (),
         distractors: Sequence[int] = (),
         names: Sequence[str] = (),
-        memory: int = 1 << 29,
+        memory: int | None = None,
         seed: int = 0,
         curvature: float = 0.1,
     ) -> None:
@@ -184,7 +185,8 @@ class Space:
                 "embeddings must be finite, got NaN or infinity",
                 "the model has diverged: lower its learning rate or clip its gradient",
             )
-        self.geometry, self.memory, self.seed, self.curvature = geometry, memory, seed, curvature
+        self.geometry, self.seed, self.curvature = geometry, seed, curvature
+        self.memory = search_memory(points.device) if memory is None else memory
         self.size, self.device = len(points), points.device
         self.points = self._place(points)
         self.source = self._column("source", source, torch.int64, 0)
