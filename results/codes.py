@@ -44,6 +44,7 @@ def describe(model: Model, batches: list[torch.Tensor]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Print the measures of the runs named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--images", type=int, default=1024, help="number of test images, evenly spaced")

@@ -18,7 +18,7 @@ from unimetric.errors import UnimetricError
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-VERDICTS = {"*confirmed*", "*not confirmed*", "*not tested at the paper's length*", "*not testable*"}
+VERDICTS = {"*refuted*", "*confirmed*", "*not confirmed*", "*not tested at the paper's length*", "*not testable*"}
 DIARY = re.compile(
     r"\b(first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth) (session|day)|\bsessions?\b|earlier pages?|left out again"
     r"|beside (\w+ )?(others?|other runs)\b|taken away|\b(we|our|ours)\b",
