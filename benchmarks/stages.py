@@ -5,8 +5,9 @@
 
 `report` writes the page of copies of one run; bare is parsing the files of all runs. `update` indexes a folder again, first without a
 change and then with one new image in a hundred; bare is listing the files with their sizes and times, and embedding the new ones. `adapt`
-tunes the last layer on five images per class in two episodes; bare is one pass of the images and crops through the network, and as many
-steps of loss and Adam on features in memory. Stage and bare work alternate; the times are medians, of processor time and of wall clock.
+tunes the last layer on five images per class in two episodes; bare is cropping as many images, one pass of them through the network, and as
+many steps of loss and Adam on features in memory. Stage and bare work alternate; the times are medians, of processor time and of wall
+clock.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from unimetric.config import from_settings, load
 from unimetric.deploy.building import build
 from unimetric.deploy.embedding import Embedder
 from unimetric.deploy.export import write_model
+from unimetric.images.loading import View, open_pictures
 from unimetric.report.page import report
 from unimetric.runs.folder import open_run
 from unimetric.runs.model import build_model
@@ -118,15 +120,16 @@ def time_adapt(run: Path, folder: Path, options: argparse.Namespace) -> None:
     config, model = open_run(run)
     table, split = read_table(config)
     test = table.labels[split.test]
-    size = create("transforms", config.transform).size
+    view = View(create("transforms", config.transform), epoch=0)
     passed = len(test) + crops * shots * episodes * len(np.unique(test))
-    images = torch.zeros(256, 3, size, size)
+    loader = open_pictures(table, device=torch.device("cpu"), mean=model.mean, std=model.std)
+    rows = np.resize(split.test, passed)
     features, labels = torch.randn(batch, model.backbone.channels), torch.arange(batch) // 2
 
     def bare() -> None:
         with torch.inference_mode():
-            for first in range(0, passed, len(images)):
-                model.eval().backbone(images[: passed - first])
+            for images in loader.load((rows[first : first + 256], view) for first in range(0, passed, 256)):
+                model.eval().backbone(images)
         head = nn.Linear(model.backbone.channels, model.dim)
         loss = create("losses", "margin(beta=1.2, learn_beta=False, or_count=True)", miner="distance_weighted")
         optimizer = torch.optim.Adam(head.parameters(), lr=1e-4)

@@ -144,6 +144,16 @@ def test_stored_files_contain_no_diary() -> None:
         assert not DIARY.search(path.read_text(encoding="utf-8")), path.name
 
 
+def test_stored_files_name_everything_once() -> None:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in pairs]
+        assert len(set(names)) == len(names), [name for name in names if names.count(name) > 1]
+        return dict(pairs)
+
+    for path in (ROOT / "results").glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+
+
 @pytest.mark.parametrize(
     "text", ["Fifth session.", "in the second session", "Earlier pages had", "was left out again", "beside five other runs"]
 )

@@ -205,3 +205,19 @@ def test_spectrum_of_equal_points_has_one_value() -> None:
     points = torch.linspace(0.1, 0.3, 32).expand(24, 32).contiguous()
     values = Space(points, torch.zeros(24, dtype=torch.int64)).spectrum()
     assert values[0].item() == pytest.approx(24**0.5) and not values[1:].any()  # of unit vectors
+
+
+def test_unit_points_are_not_copied() -> None:
+    points = torch.nn.functional.normalize(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
+    assert Space(points, torch.arange(60) // 3).points.data_ptr() == points.data_ptr()
+    assert Space(2 * points, torch.arange(60) // 3).points.data_ptr() != points.data_ptr()
+
+
+def test_consecutive_and_scattered_galleries_give_the_same_neighbors() -> None:
+    points, labels = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 6
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    query = torch.arange(60) < 20
+    together = Space(points, labels, query, ~query)
+    scattered = Space(points[order], labels[order], query[order], ~query[order])
+    assert torch.allclose(together.nearest()[1].sort().values, scattered.nearest()[1].sort().values, atol=1e-6)
+    assert together.queries == scattered.queries == 20

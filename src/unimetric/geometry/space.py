@@ -96,15 +96,28 @@ class Hits:
 def scale_to_unit(points: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     """Return x / |x|, and zero for a zero vector.
 
-    Lengths whose square is not a number of this type are scaled first.
+    Lengths whose square is not a number of this type are scaled first. Points whose lengths are all 1 up
+    to rounding are returned as they are, not copied.
     """
     length = points.norm(dim=1, keepdim=True)
+    if bool(((length - 1).abs() <= 4 * torch.finfo(points.dtype).eps).all()):
+        return points
     outside = (length < 1e-6) | length.isinf()
     if bool(outside.any()):
         peak = points.abs().amax(1, keepdim=True)
         points = torch.where(outside & (peak > 0), points / peak, points)
         length = points.norm(dim=1, keepdim=True)
     return points / length.clamp_min(1e-6)
+
+
+def _rows(points: Float[Tensor, "N D"], index: Int[Tensor, "M"]) -> Float[Tensor, "M D"]:
+    """Return rows in ascending order, without a copy if they are consecutive."""
+    if len(index) == len(points):
+        return points
+    if len(index) == 0:
+        return points[:0]
+    first, last = int(index[0]), int(index[-1])
+    return points[first : last + 1] if last - first + 1 == len(index) else points[index]
 
 
 class Rerank(Protocol):
@@ -372,8 +385,7 @@ class Space:
                 f"`k` must be between 1 and the size of the gallery ({self.answers}), got k={k}", f"use a k from 1 to {self.answers}"
             )
         ask, answer = self.sides()
-        ask = ask if self.queries == self.size else ask[self.query]
-        answer = answer if self.answers == self.size else answer[self.gallery]
+        ask, answer = _rows(ask, self.query), _rows(answer, self.gallery)
         depth = k if self.rerank is None else min(max(k, self.rerank.depth), self.answers)
         for start, _, near in self._find(ask, answer, depth):
             yield start, near if self.rerank is None else self.rerank(start, near)[:, :k]
