@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.files import atomic, write_bytes, write_text
+from unimetric.files import atomic, wait_for_lock, write_bytes, write_text
 
 
 def test_a_file_and_its_folder_are_made(tmp_path: Path) -> None:
@@ -47,3 +47,9 @@ def test_a_place_that_is_no_folder_is_named(tmp_path: Path) -> None:
 def test_a_file_is_written_without_torch() -> None:
     code = "import sys, unimetric.files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_locks_are_skipped_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.files.fcntl", None)  # as on Windows
+    with wait_for_lock(tmp_path / "logs" / "run.lock"):
+        assert not (tmp_path / "logs").exists()

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,37 @@ from typing import IO
 import numpy as np
 
 from unimetric.errors import FULL_DISK, UnimetricError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def cache_folder() -> Path:
+    """Return the cache folder: `UNIMETRIC_CACHE`, or that of the user."""
+    if sys.platform == "darwin":
+        system = "~/Library/Caches"
+    elif sys.platform == "win32":
+        system = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
+    else:
+        system = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("UNIMETRIC_CACHE") or os.path.join(system, "unimetric")).expanduser()
+
+
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock of a file, if the system supports locks.
+
+    A process that ends releases the lock. The file remains.
+    """
+    if fcntl is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def test_rejects_incomplete_content(tmp_path: Path, members: dict[str, bytes], p
 
 def test_rejects_missing_truncated_and_compressed_files(shards: str, tmp_path: Path) -> None:
     with pytest.raises(UnimetricError, match=r"shard-02\.tar` does not exist"):
-        opened(shards.replace("01", "02"))
+        opened(shards.replace("..01}", "..02}"))
     with pytest.raises(UnimetricError, match="does not exist"):
         opened(str(tmp_path / "other-*.tar"))
     whole = (tmp_path / "shard-00.tar").read_bytes()

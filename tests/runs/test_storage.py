@@ -12,7 +12,6 @@ import pytest
 from unimetric.config import from_settings
 from unimetric.errors import UnimetricError
 from unimetric.runs.storage import Mirror, finished, list_files, local_copies, on_disk, pull, read, remove, write
-from unimetric.studies import worker
 from unimetric.studies.worker import work
 
 
@@ -131,12 +130,6 @@ def test_remote_storage_requires_fsspec(tmp_path: Path, monkeypatch: pytest.Monk
     write(str(tmp_path), "study.json", b"{}")
     assert read(f"file://{tmp_path}", "study.json") == b"{}"  # folders of this machine do not need it
     assert on_disk(f"file://{tmp_path}") == tmp_path
-
-
-def test_worker_runs_without_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "fcntl", None)  # as on Windows
-    with worker._run_lock(tmp_path, "run"):
-        assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize("remote", [False, True])

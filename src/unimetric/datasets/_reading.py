@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Callable, Iterator
 from csv import DictReader, Error
 from pathlib import Path
@@ -55,17 +54,6 @@ def locate(root: str, name: str, layout: str = "") -> Path:
     holds = f" (it holds {layout})" if layout else ""
     move = ", or set UNIMETRIC_DATA to the folder that holds it" if Path(root).parts[:1] == ("data",) else ""
     raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds}, use `{name}(root='...')`{move}")
-
-
-def cache_folder() -> Path:
-    """Return the cache folder: `UNIMETRIC_CACHE`, or that of the user."""
-    if sys.platform == "darwin":
-        system = "~/Library/Caches"
-    elif sys.platform == "win32":
-        system = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
-    else:
-        system = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("UNIMETRIC_CACHE") or os.path.join(system, "unimetric")).expanduser()
 
 
 def need(folder: Path, *places: str, layout: str) -> Path:

@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from unimetric.arguments import Range
-from unimetric.datasets._reading import cache_folder
 from unimetric.errors import UnimetricError, closest
+from unimetric.files import cache_folder
 from unimetric.images.pack import Pack
 from unimetric.images.packing import write
 from unimetric.images.table import Table

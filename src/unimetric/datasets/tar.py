@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from unimetric.arguments import Fraction
-from unimetric.datasets._reading import SUFFIXES, cache_folder, place_file
+from unimetric.datasets._reading import SUFFIXES, place_file
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import cache_folder, write_text
 from unimetric.images.members import join_member
 from unimetric.images.remote import file_status, find_files, is_remote, make_absolute, open_file
 from unimetric.images.table import Table

@@ -6,6 +6,7 @@ The memory is that of the device or of the host. Both return the same crops of p
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 from unimetric.errors import UnimetricError
 from unimetric.images.boxes import Draws, center_draws, random_draws
 from unimetric.images.crops import color, crop_one, plan_of, squares
+from unimetric.images.decoded import decoded_copy
 from unimetric.images.pack import decode, located, opened
 from unimetric.images.recipe import Recipe
 from unimetric.images.remote import Unreachable
@@ -187,6 +189,8 @@ class Resident:
         counts = self.cropper.sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
+        files = Counter(file for file, _ in locations)
+        self._packs = {file: decoded_copy(opened(file), count, progress=progress) for file, count in files.items()}
         few = 2048  # images at once, so that the host never holds a second copy of a large dataset
         for start in range(0, len(locations), few):
             rows = np.arange(start, min(start + few, len(locations)))
@@ -202,7 +206,7 @@ class Resident:
     def _read(self, rows: np.ndarray, locations: list[tuple[str, int]]) -> None:
         for file in dict.fromkeys(locations[row][0] for row in rows):
             chosen = np.array([row for row in rows if locations[row][0] == file])
-            flat, begins, sizes = opened(file).decoded(np.array([locations[row][1] for row in chosen]))
+            flat, begins, sizes = self._packs[file].decoded(np.array([locations[row][1] for row in chosen]))
             pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
             if (np.diff(chosen) == 1).all():  # the usual case: the images are consecutive in the pack
                 begin = self.offsets[chosen[0]]

@@ -8,20 +8,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import Interrupted, UnimetricError
+from unimetric.files import wait_for_lock
 from unimetric.runs.storage import Mirror, on_disk, pull
 from unimetric.spec import trusting
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds: float = 30.0, trust: Sequence[str] = ()) -> None:
@@ -44,7 +39,7 @@ def _work(config: RunConfig, place: str, *, pictures: bool, seconds: float) -> N
 
     folder = on_disk(place)
     if folder is not None:
-        with _run_lock(folder, config.run_id):
+        with wait_for_lock(folder / "logs" / f"{config.run_id}.lock"):
             train(config, folder / config.run_id, quiet=True)
             if pictures and not (folder / config.run_id / "gallery.npz").exists():
                 write_gallery(folder / config.run_id)
@@ -56,21 +51,6 @@ def _work(config: RunConfig, place: str, *, pictures: bool, seconds: float) -> N
             train(config, mine, quiet=True)
             if pictures and not (mine / "gallery.npz").exists():
                 write_gallery(mine)
-
-
-@contextmanager
-def _run_lock(folder: Path, run_id: str) -> Iterator[None]:
-    """Wait until no other process works on the run, if the system supports locks.
-
-    A process that ends releases the lock.
-    """
-    if fcntl is None:
-        yield
-        return
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with open(folder / "logs" / f"{run_id}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def work_apart(
