@@ -1,4 +1,6 @@
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,3 +60,22 @@ def test_memory_of_large_tensors_is_kept() -> None:
     keep_freed_memory()
     count_faults()
     assert count_faults() < 10 * 2**26 / resource.getpagesize() / 4
+
+
+def test_compiled_graphs_survive_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.runs.device.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "chosen")
+    monkeypatch.delenv("UNIMETRIC_CACHE", raising=False)
+    open_fabric(RunConfig(device="cpu"))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "chosen"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    with monkeypatch.context() as shared:
+        shared.setenv("UNIMETRIC_CACHE", str(tmp_path))
+        open_fabric(RunConfig(device="cpu"))
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    (tmp_path / "cache").write_text("a file: no folder can be made")
+    open_fabric(RunConfig(device="cpu"))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    (tmp_path / "cache").unlink()
+    open_fabric(RunConfig(device="cpu"))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")

@@ -87,7 +87,8 @@ def open_pictures(
         if residence == "auto" and need > _free(where):
             where = torch.device("cpu")
         if residence != "auto" or need <= _free(where):
-            return Resident(table, device=device, where=where, mean=mean, std=std, progress=progress)
+            # A CPU takes longer to train than to decode, so that a copy would only cost disk space.
+            return Resident(table, device=device, where=where, mean=mean, std=std, copied=device.type != "cpu", progress=progress)
     return Streamed(table, device=device, mean=mean, std=std, workers=workers)
 
 
@@ -168,6 +169,7 @@ class Resident:
         device: Device of the crops.
         where: Device of the pixels: the same, or the host.
         mean, std: Normalization constants of the backbone's pretraining images.
+        copied: Whether to read `decoded_copy` of the packs.
         progress: Function called with (done, total) while packs are read.
     """
 
@@ -179,6 +181,7 @@ class Resident:
         where: torch.device,
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        copied: bool = False,
         progress: Progress | None = None,
     ) -> None:
         locations = [location for location in map(located, table.paths) if location]
@@ -190,7 +193,9 @@ class Resident:
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
         files = Counter(file for file, _ in locations)
-        self._packs = {file: decoded_copy(opened(file), count, progress=progress) for file, count in files.items()}
+        self._packs = {
+            file: decoded_copy(opened(file), count, progress=progress) if copied else opened(file) for file, count in files.items()
+        }
         few = 2048  # images at once, so that the host never holds a second copy of a large dataset
         for start in range(0, len(locations), few):
             rows = np.arange(start, min(start + few, len(locations)))
@@ -207,13 +212,14 @@ class Resident:
         for file in dict.fromkeys(locations[row][0] for row in rows):
             chosen = np.array([row for row in rows if locations[row][0] == file])
             flat, begins, sizes = self._packs[file].decoded(np.array([locations[row][1] for row in chosen]))
-            pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
+            pixels = torch.from_numpy(flat).to(self.pixels.device).view(-1, 3)
+            places = self.pixels.view(torch.uint8).view(-1, 4)[:, :3]  # the fourth byte is not used
             if (np.diff(chosen) == 1).all():  # the usual case: the images are consecutive in the pack
                 begin = self.offsets[chosen[0]]
-                self.pixels[begin : begin + len(pixels)] = pixels
+                places[begin : begin + len(pixels)] = pixels
                 continue
             for row, begin, size in zip(chosen, begins // 3, sizes.prod(1), strict=True):
-                self.pixels[self.offsets[row] : self.offsets[row] + size] = pixels[begin : begin + size]
+                places[self.offsets[row] : self.offsets[row] + size] = pixels[begin : begin + size]
 
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
         """Yield normalized crops (B, 3, S, S), one batch per request."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import platform
 import sys
 import warnings
@@ -20,6 +21,7 @@ import torch
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.files import cache_folder
 
 try:
     import fcntl
@@ -80,6 +82,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
     if accelerator in ("cuda", "gpu") and not cuda:
         raise UnimetricError(f"`device = {config.device!r}` requires a CUDA device", "use `device = 'cpu'` or `device = 'auto'`")
     _silence_lightning()
+    _keep_compiled()
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     if not cuda:
         keep_freed_memory()
@@ -95,6 +98,21 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise UnimetricError(f"cannot open the device: {error}", "check `device`, `precision` and `strategy`") from None
+
+
+def _keep_compiled() -> None:
+    """Keep compiled graphs in the cache folder of the user, where they survive a restart.
+
+    PyTorch keeps them in a temporary folder. A folder that the user has chosen, for PyTorch or for the cache,
+    may be shared with others, whose graphs would run here.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ or os.environ.get("UNIMETRIC_CACHE"):
+        return
+    folder = cache_folder() / "compiled"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _settle_kernels(precision: str) -> None:
