@@ -91,6 +91,15 @@ def test_a_damaged_copy_is_made_again(pack: Pack, writes: list[str]) -> None:
     assert len(writes) == 2 and np.array_equal(pack.picture(0), copy.picture(0))
 
 
+def test_a_copy_of_other_images_is_made_again(pack: Pack, writes: list[str], tmp_path: Path) -> None:
+    path = Path(decoded_copy(pack, COUNT).path)
+    other = write(tmp_path / "other.pack", pack.table.take(np.arange(COUNT)[::-1]), short_side=None, encoding="raw")
+    path.write_bytes(Path(other.path).read_bytes())
+    OPEN_PACKS.clear()
+    copy = decoded_copy(pack, COUNT)
+    assert len(writes) == 2 and np.array_equal(pack.picture(0), copy.picture(0))
+
+
 def test_a_full_disk_or_a_closed_folder_means_no_copy(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
         full.setattr(decoded.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))

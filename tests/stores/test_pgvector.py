@@ -144,6 +144,25 @@ def test_new_centers_if_the_points_have_doubled_and_other_programs_use_them(smal
     assert lists_of(store)["later"] == lists_of(store)["more 0"]
 
 
+def test_a_search_that_has_begun_uses_the_centers_of_its_beginning(small: None, postgres, table: str, monkeypatch) -> None:
+    store, points = filled(postgres.url, table)
+    store.finish()
+    other = create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16)
+    more = clustered(3000, seed=2)
+    other.write([f"more {row}" for row in range(3000)], more, {})
+    order, replaced = MODULE._order_lists, []
+
+    def order_late(queries: np.ndarray, centers: np.ndarray) -> np.ndarray:
+        if not replaced:
+            replaced.append(other._make_lists(6000, 2))
+        return order(queries, centers)
+
+    monkeypatch.setattr(MODULE, "_order_lists", order_late)
+    assert recall_of(store, np.concatenate([points, more])) >= 0.97 and replaced
+    assert store._version == 1
+    assert recall_of(store, np.concatenate([points, more])) == 1 and store._version == 2
+
+
 def test_programs_write_search_and_finish_at_once(small: None, postgres, table: str) -> None:
     store, points = filled(postgres.url, table, count=1000)
     store.finish()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from unimetric.errors import UnimetricError
 from unimetric.files import cache_folder, wait_for_lock
 from unimetric.images.pack import Pack, count_cores
@@ -40,16 +42,31 @@ def decoded_copy(pack: Pack, needed: int, *, progress: Callable[[int, int], None
         return pack
     path = cache_folder() / "decoded" / f"{pack.fingerprint[:32]}.pack"
     # If the copy cannot be written, or an image cannot be decoded, the caller decodes the pack and reports the image.
-    with suppress(OSError, UnimetricError), wait_for_lock(path.with_suffix(".lock")):
-        if path.is_file():
-            with suppress(UnimetricError):  # a damaged copy is made again
-                copy = Pack.open(path)
+    with suppress(OSError, UnimetricError):
+        return _open(path, pack) or _make(path, pack, size, progress)
+    return pack
+
+
+def _open(path: Path, pack: Pack) -> Pack | None:
+    """Return the copy of a pack, or None if there is none, or it is damaged or another one."""
+    if path.is_file():
+        with suppress(UnimetricError):
+            copy = Pack.open(path)
+            if copy.encoding == "raw" and np.array_equal(copy.sizes, pack.sizes):
                 os.utime(path)
                 return copy
+    return None
+
+
+def _make(path: Path, pack: Pack, size: int, progress: Callable[[int, int], None] | None) -> Pack:
+    """Make the copy of a pack, or wait for a process that makes it."""
+    with wait_for_lock(path.with_suffix(".lock")):
+        if copy := _open(path, pack):
+            return copy
         _delete_unused(path.parent)
-        if size <= _SHARE * shutil.disk_usage(path.parent).free:
-            return write(path, pack.table, short_side=None, encoding="raw", workers=count_cores(), progress=progress)
-    return pack
+        if size > _SHARE * shutil.disk_usage(path.parent).free:
+            return pack
+        return write(path, pack.table, short_side=None, encoding="raw", workers=count_cores(), progress=progress)
 
 
 def _delete_unused(folder: Path) -> None:

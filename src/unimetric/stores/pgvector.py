@@ -260,6 +260,13 @@ class Pgvector(Store):
         with connection.transaction():
             yield connection
 
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Read the centers and the points of one moment, even if another program replaces them meanwhile."""
+        with self._transaction() as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield
+
     def delete(self, ids: Sequence[str]) -> None:
         with self._errors():
             self._connect().execute(f"DELETE FROM {quote_name(self.table)} WHERE _id = ANY(%s)", [check_ids(ids)])
@@ -269,7 +276,7 @@ class Pgvector(Store):
     def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Any = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         queries = check_vectors(queries, self.dim)
         where = None if where is None else check(where, self.columns)
-        with self._errors():
+        with self._errors(), self._snapshot():
             self._refresh()
             settings = tuned(self.report, k, recall=self.recall, place=self._place)
             if settings is not None and where is not None:
