@@ -33,9 +33,9 @@ from unimetric.geometry.barred import Barred
 
 #: Rows that share one maximum, points per sampled point, and rows and columns of a block of scores.
 PEAK, _SAMPLE, _SIDE = 16, 16, 4096
-#: A find is one integer: query, 127 minus the code, gallery point. In sorted order, the finds of a
-#: query are contiguous, highest code first.
-_ROW, _CODE = 1 << 40, 1 << 32
+#: A find is one integer: query, 127 minus the code, gallery point, from these bits on. In sorted order, the
+#: finds of a query are contiguous, highest code first.
+_ROW, _CODE = 40, 32
 #: Whether PyTorch has eight-bit products whose sums do not saturate. Without them, the same codes are computed in float64.
 _KERNELS = "qnnpack" in torch.backends.quantized.supported_engines
 
@@ -268,10 +268,13 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
     score = tall[tile, :, column]  # (tiles, 16)
 
     def select(high: Bool[Tensor, "tiles 16"]) -> _Above:
-        hot, inside = high.nonzero().unbind(1)
-        return tile[hot] * PEAK + inside, column[hot], score[hot, inside]
+        found = high.flatten().nonzero()[:, 0]
+        hot, inside = found // PEAK, found % PEAK
+        return tile.index_select(0, hot) * PEAK + inside, column.index_select(0, hot), score.flatten().index_select(0, found)
 
-    by_row, by_column = select(score > row_tiles[tile]), select(score > column_threshold[column][:, None])
+    # `index_select` copies whole rows; indexing would take several times as long.
+    by_row = select(score > row_tiles.index_select(0, tile))
+    by_column = select(score > column_threshold.index_select(0, column)[:, None])
     return by_row, (by_column[1], by_column[0], by_column[2])
 
 
@@ -279,7 +282,7 @@ def _encode_finds(
     asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: Int8[Tensor, "P"], indices: Int[Tensor, "B"]
 ) -> Int[Tensor, "P"]:
     """Encode each find as one integer, with the gallery point as its index among all points."""
-    return asking * _ROW + (127 - code.long()) * _CODE + indices[answering]
+    return (asking << _ROW) + ((127 - code.long()) << _CODE) + indices.index_select(0, answering)
 
 
 def _score_shortlists(
@@ -291,10 +294,11 @@ def _score_shortlists(
     """
     asking = plan.order[row]
     finds = finds.sort().values
-    size = torch.bincount(finds // _ROW, minlength=len(asking))
+    who = finds >> _ROW
+    size = torch.bincount(who, minlength=len(asking))
     fit = (size >= k) & (size <= 4 * _shortlist(k))
-    finds = finds[fit[finds // _ROW]]
-    who, code, index = finds // _ROW, 127 - finds % _ROW // _CODE, finds % _CODE
+    finds = finds[fit.index_select(0, who)]
+    who, code, index = finds >> _ROW, 127 - (finds >> _CODE & 255), finds & (1 << _CODE) - 1
     # Score the k highest codes first. Few of the others can reach the lowest of their scores.
     first = nth(who, len(asking)) < k
     score = points.new_empty(len(who))
@@ -306,7 +310,7 @@ def _score_shortlists(
     score[further] = _scores(points, asking[who[further]], index[further])
     # Order by index, then sort stably, so that ties go to the lower index.
     scored = (first | further).nonzero()[:, 0]
-    scored = scored[(who[scored] * _CODE + index[scored]).argsort()]
+    scored = scored[((who[scored] << _CODE) + index[scored]).argsort()]
     who, score, index = who[scored], score[scored], index[scored]
     rank = nth(who, len(asking))
     width = max(k, int(rank.max()) + 1) if len(rank) else k
@@ -324,7 +328,7 @@ def nth(who: Int[Tensor, "P"], count: int) -> Int[Tensor, "P"]:
         count: Number of rows.
     """
     size = torch.bincount(who, minlength=count)
-    return torch.arange(len(who)) - (size.cumsum(0) - size)[who]
+    return torch.arange(len(who)) - (size.cumsum(0) - size).index_select(0, who)
 
 
 def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: Int[Tensor, "P"]) -> Float[Tensor, "P"]:
@@ -333,7 +337,8 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
     Equal points therefore have equal scores.
     """
     some = (1 << 20) // points.shape[1]
-    return torch.cat([points[one].mul_(points[other]).sum(1) for one, other in zip(asking.split(some), answering.split(some), strict=True)])
+    pairs = zip(asking.split(some), answering.split(some), strict=True)
+    return torch.cat([points.index_select(0, one).mul_(points.index_select(0, other)).sum(1) for one, other in pairs])
 
 
 @contextmanager
