@@ -262,7 +262,7 @@ class Pgvector(Store):
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Read the centers and the points of one moment, even if another program replaces them meanwhile."""
+        """Read centers and points of one moment, even if another program replaces them."""
         with self._transaction() as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield
