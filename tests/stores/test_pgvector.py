@@ -60,26 +60,16 @@ def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = s
 def plan(store: Any, monkeypatch: pytest.MonkeyPatch, query: np.ndarray, where: Any = None) -> str:
     """The plan that PostgreSQL chooses for a search."""
     plans: list[str] = []
-    transaction = type(store)._transaction
+    connection = store._connect()
+    execute = connection.execute
 
-    class Spy:
-        def __init__(self, connection: Any) -> None:
-            self.connection = connection
-
-        def execute(self, text: str, *values: Any, **options: Any) -> Any:
-            if "ORDER BY" in text:
-                plans.append(str(self.connection.execute("EXPLAIN " + text, *values).fetchall()))
-            return self.connection.execute(text, *values, **options)
-
-    from contextlib import contextmanager
-
-    @contextmanager
-    def spied(self: Any) -> Any:
-        with transaction(self) as connection:
-            yield Spy(connection)
+    def spied(text: str, *values: Any, **options: Any) -> Any:
+        if "ORDER BY _vector" in text:
+            plans.append(str(execute("EXPLAIN " + text, *values).fetchall()))
+        return execute(text, *values, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(store), "_transaction", spied)
+        patch.setattr(connection, "execute", spied)
         store.search(query, 10, where)
     return " ".join(plans)
 

@@ -263,9 +263,16 @@ class Pgvector(Store):
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """Read centers and points of one moment, even if another program replaces them."""
-        with self._transaction() as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            yield
+        from psycopg import IsolationLevel
+
+        connection = self._connect()
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ  # of the next transaction
+        try:
+            with connection.transaction():
+                yield
+        finally:
+            if not connection.closed:
+                connection.isolation_level = None
 
     def delete(self, ids: Sequence[str]) -> None:
         with self._errors():
@@ -316,20 +323,19 @@ class Pgvector(Store):
     def _ask(
         self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, lists: Int[np.ndarray, "Q P"] | None = None
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Run one query of SQL per vector, on the points of its lists or on all points."""
+        """Run one query of SQL per vector, on the points of its lists or on all points, in a snapshot."""
         text, values = ("true", []) if where is None else to_sql(where)
         if lists is not None:
             text = f"_list = ANY(%s::integer[]) AND ({text})"
         query = f"SELECT _id, -(_vector <#> %s) FROM {quote_name(self.table)} WHERE {text} ORDER BY _vector <#> %s LIMIT %s"
         ids, scores = no_hits(len(queries), k)
-        with self._transaction() as connection:
-            if lists is not None:
-                connection.execute("SET LOCAL enable_seqscan = off")
-            for row, vector in enumerate(queries):
-                chosen = [] if lists is None else [[0, *lists[row].tolist()]]  # list 0 has the points that other programs have added
-                found = connection.execute(query, [vector, *chosen, *values, vector, k], binary=True).fetchall()
-                for place, (each, score) in enumerate(found):
-                    ids[row, place], scores[row, place] = each, score
+        connection = self._connect()
+        connection.execute(f"SET LOCAL enable_seqscan = {'on' if lists is None else 'off'}")
+        for row, vector in enumerate(queries):
+            chosen = [] if lists is None else [[0, *lists[row].tolist()]]  # list 0 has the points that other programs have added
+            found = connection.execute(query, [vector, *chosen, *values, vector, k], binary=True).fetchall()
+            for place, (each, score) in enumerate(found):
+                ids[row, place], scores[row, place] = each, score
         return ids, scores
 
     def _blocks(self, where: Where | None = None) -> Iterator[Block]:
@@ -436,7 +442,12 @@ class Pgvector(Store):
 
     def _with(self, probes: int) -> Search:
         """Return the search in a number of lists."""
-        return lambda queries, k: self._search_lists(queries, k, None, probes)
+
+        def search(queries: Float[np.ndarray, "Q D"], k: int) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+            with self._snapshot():
+                return self._search_lists(queries, k, None, probes)
+
+        return search
 
     def _changes(self) -> str:
         """Return a number that grows with every committed write of the table."""
