@@ -323,7 +323,7 @@ class Pgvector(Store):
     def _ask(
         self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None, lists: Int[np.ndarray, "Q P"] | None = None
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        """Run one query of SQL per vector, on the points of its lists or on all points, in a snapshot."""
+        """Run one query of SQL per vector in a snapshot, on the points of its lists or on all."""
         text, values = ("true", []) if where is None else to_sql(where)
         if lists is not None:
             text = f"_list = ANY(%s::integer[]) AND ({text})"
