@@ -212,14 +212,13 @@ class Resident:
         for file in dict.fromkeys(locations[row][0] for row in rows):
             chosen = np.array([row for row in rows if locations[row][0] == file])
             flat, begins, sizes = self._packs[file].decoded(np.array([locations[row][1] for row in chosen]))
-            pixels = torch.from_numpy(flat).to(self.pixels.device).view(-1, 3)
-            places = self.pixels.view(torch.uint8).view(-1, 4)[:, :3]  # the fourth byte is not used
+            pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
             if (np.diff(chosen) == 1).all():  # the usual case: the images are consecutive in the pack
                 begin = self.offsets[chosen[0]]
-                places[begin : begin + len(pixels)] = pixels
+                self.pixels[begin : begin + len(pixels)] = pixels
                 continue
             for row, begin, size in zip(chosen, begins // 3, sizes.prod(1), strict=True):
-                places[self.offsets[row] : self.offsets[row] + size] = pixels[begin : begin + size]
+                self.pixels[self.offsets[row] : self.offsets[row] + size] = pixels[begin : begin + size]
 
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
         """Yield normalized crops (B, 3, S, S), one batch per request."""

@@ -345,7 +345,7 @@ class Pgvector(Store):
             yield _matrix([row[1] for row in rows], self.dim), functools.partial(_chosen, names)
 
     def _pages(self, columns: Sequence[str], where: Where | None, batch: int) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the points by id, some at a time. Each page is a query without a lock."""
+        """Yield the points by id, some at a time. Each page is a separate query."""
         text, values = ("true", []) if where is None else to_sql(where)
         listed = "".join(f", {quote_name(each)}" for each in columns).replace("%", "%%")
         query = f"SELECT _id, vector_send(_vector){listed} FROM {quote_name(self.table)} WHERE _id > %s AND {text} ORDER BY _id LIMIT %s"
