@@ -11,22 +11,23 @@ from torch.nn.functional import normalize
 import unimetric.geometry.nearest
 import unimetric.geometry.prefilter
 from unimetric.geometry.nearest import nearest
-from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, prefilter_neighbors
+from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, code_range, prefilter_neighbors
 
 
 @pytest.fixture(autouse=True)
 def products(request, monkeypatch):
-    """Eight-bit products of PyTorch, or the float64 products of machines that have none. Both run everywhere; only ARM is fast."""
-    able = "qnnpack" in torch.backends.quantized.supported_engines
-    wanted = getattr(request, "param", "qnnpack" if able else "float64")
-    if wanted == "qnnpack" and not able:
-        pytest.skip("PyTorch has no eight-bit products here")
-    monkeypatch.setattr(unimetric.geometry.prefilter, "_KERNELS", wanted == "qnnpack")
+    """Eight-bit products of PyTorch, or the float64 products of machines that have none. All run on ARM and on x86 with VNNI."""
+    wanted = getattr(request, "param", unimetric.geometry.prefilter._ENGINE)
+    if wanted and wanted not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"PyTorch has no {wanted} here")
+    if wanted == "onednn" and platform.machine() == "x86_64" and not torch.cpu._is_vnni_supported():
+        pytest.skip("oneDNN saturates without VNNI")
+    monkeypatch.setattr(unimetric.geometry.prefilter, "_ENGINE", wanted)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     return wanted
 
 
-BOTH = pytest.mark.parametrize("products", ["qnnpack", "float64"], indirect=True)
+ALL = pytest.mark.parametrize("products", ["qnnpack", "onednn", ""], indirect=True, ids=lambda name: name or "float64")
 
 
 def clustered(count, dim, dice):
@@ -67,6 +68,7 @@ def check(points, k, values, places, rows):
     assert torch.equal(places[rows][clear[rows]], place[:, :k][rows][clear[rows]])
 
 
+@ALL
 @pytest.mark.parametrize("kind", ["clustered", "isotropic", "in order", "unequal lengths", "outlier", "zeros", "only zeros in a block"])
 @pytest.mark.parametrize("k, side", [(1, 1024), (6, 300)])
 def test_what_is_proven_is_what_a_search_in_float64_finds(kind, k, side):
@@ -88,7 +90,7 @@ def test_ties_go_to_the_lower_place(side, copies):
     assert torch.equal(places[proven], place[proven, :6])
 
 
-@BOTH
+@ALL
 def test_copies_tie_though_their_scores_are_rounded():
     points = clustered(1000, 64, torch.Generator().manual_seed(0)).repeat(4, 1)
     _, places, proven = prefilter_neighbors(points, 3, side=512)
@@ -99,18 +101,20 @@ def test_copies_tie_though_their_scores_are_rounded():
     assert torch.equal(places[proven], others[proven])
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("kind", ["clustered", "unequal lengths", "outlier", "zeros"])
 @pytest.mark.parametrize("reach", [0.1, 0.5, 2.0])
 def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     points = crowd(kind, count=1200)
     left, right = points[:500], points[500:]
     exact, step = left.double() @ right.double().T, reach / 255
-    with _engine("qnnpack"):
+    with _engine():
         one, other = _Block.of(left, 1e-3), _Block.of(right, 1e-3)
         codes = one.codes(other, step)
-    score = step * (codes.double() + 128)
-    low, high = codes == -128, codes == 127
+    kind, lowest, highest = code_range()
+    assert codes.dtype == kind
+    score = step * (codes.double() - lowest)
+    low, high = codes == lowest, codes == highest
     assert low.any() and (high.any() or reach == 2)
     for doubt in (one.error_bound(other, step)[:, None], other.error_bound(one, step)[None, :]):
         assert (exact <= score + doubt)[~high].all()
@@ -120,15 +124,15 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     assert (plain - score)[~low & ~high].abs().max() < 0.51 * step
 
 
-@BOTH
+@ALL
 def test_both_products_give_the_same_codes(monkeypatch, products):
     points = crowd("unequal lengths", count=1200)
     step = 0.5 / 255
-    with _engine("qnnpack"):
+    with _engine():
         codes = _Block.of(points[:500], 1e-3).codes(_Block.of(points[500:], 1e-3), step)
     scales = [float(part.abs().max()) / 127 for part in (points[:500], points[500:])]
     whole = [(part.double() / scale).round() for part, scale in zip((points[:500], points[500:]), scales, strict=True)]
-    expected = (whole[0] @ whole[1].T * scales[0] * scales[1] / step).round().clamp(0, 255) - 128
+    expected = (whole[0] @ whole[1].T * scales[0] * scales[1] / step).round().clamp(0, 255) + code_range()[1]
     # A product halfway between two codes, or an entry halfway between two integers, may be rounded either way.
     assert (codes.double() - expected).abs().max() <= 1
     assert (codes == expected).double().mean() > 0.99
@@ -155,10 +159,10 @@ def test_it_ends_early_where_it_would_not_help():
         assert prefilter_neighbors(none, 6) is None
 
 
-@BOTH
+@ALL
 def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch, products):
     points = torch.zeros(4 * unimetric.geometry.prefilter._SIDE, 64)
-    if products == "float64":
+    if not products:
         assert not applies(points, 12, 1 << 29)
         return
     assert applies(points, 12, 1 << 29)
@@ -182,7 +186,7 @@ def test_the_engine_of_the_program_is_put_back():
             torch.backends.quantized.engine = engine
             prefilter_neighbors(crowd("isotropic"), 3)
             assert torch.backends.quantized.engine == engine
-            with pytest.raises(ZeroDivisionError), _engine("qnnpack"):
+            with pytest.raises(ZeroDivisionError), _engine():
                 _ = 1 / 0
             assert torch.backends.quantized.engine == engine
     finally:

@@ -138,7 +138,7 @@ def test_prefilter_leaves_out_the_same(kind, monkeypatch):
     points = torch.nn.functional.normalize(centers + torch.randn(2603, 64, generator=dice), dim=1)
     codes = codes_of(kind, 2603)
     exact = (points.double() @ points.double().T).masked_fill_(codes[:, None] == codes, -torch.inf).fill_diagonal_(-torch.inf)
-    monkeypatch.setattr(unimetric.geometry.prefilter, "_KERNELS", False)
+    monkeypatch.setattr(unimetric.geometry.prefilter, "_ENGINE", "")
     values, _, proven = prefilter_neighbors(points, 6, barred=Barred(codes, codes), side=512)
     assert proven.float().mean() > 0.5
     assert torch.allclose(values[proven].double(), exact.topk(6).values[proven], rtol=0, atol=1e-6)

@@ -26,18 +26,31 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Int8, Real
+from jaxtyping import Bool, Float, Int, Int8, Real, UInt8
 from torch import Tensor
 
 from unimetric.geometry.barred import Barred
 
 #: Rows that share one maximum, points per sampled point, and rows and columns of a block of scores.
 PEAK, _SAMPLE, _SIDE = 16, 16, 4096
-#: A find is one integer: query, 127 minus the code, gallery point, from these bits on. In sorted order, the
+#: A find is one integer: query, the highest code minus its code, gallery point, from these bits on. In sorted order, the
 #: finds of a query are contiguous, highest code first.
 _ROW, _CODE = 40, 32
-#: Whether PyTorch has eight-bit products whose sums do not saturate. Without them, the same codes are computed in float64.
-_KERNELS = "qnnpack" in torch.backends.quantized.supported_engines
+
+
+def _fastest_engine() -> str:
+    """Return the library for eight-bit products whose sums do not saturate, or "" if there is none.
+
+    Without one, the same codes are computed in float64. The threads of XNNPACK, which `qnnpack` calls, wait
+    actively: on x86 they slow down everything between two products.
+    """
+    engines = torch.backends.quantized.supported_engines
+    if "onednn" in engines and platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported():
+        return "onednn"
+    return "qnnpack" if "qnnpack" in engines else ""
+
+
+_ENGINE = _fastest_engine()
 
 
 def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
@@ -55,7 +68,7 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     fast = len(points) >= (4 if arm else 8) * _SIDE and (arm or torch.cpu._is_vnni_supported())
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
     bytes_ = len(points) * (32 * _shortlist(k) + 4 * points.shape[1]) + 4 * _SIDE**2
-    return _KERNELS and fast and kind and k <= 32 and bytes_ <= memory
+    return bool(_ENGINE) and fast and kind and k <= 32 and bytes_ <= memory
 
 
 def prefilter_neighbors(
@@ -76,10 +89,19 @@ def prefilter_neighbors(
     """
     points = points.detach()
     largest = points.abs().amax(1)
-    with _engine("qnnpack"), torch.autocast("cpu", enabled=False):
+    with _engine(), torch.autocast("cpu", enabled=False):
         # A block shares one scale, so its points should have similar largest entries.
         plan = _plan(points, list(largest.argsort().split(side)), float(largest.max()), k)
         return None if plan is None else _search(points, plan, k, barred)
+
+
+_Codes = Int8[Tensor, "*shape"] | UInt8[Tensor, "*shape"]
+
+
+def code_range() -> tuple[torch.dtype, int, int]:
+    """Return the type of the codes, the lowest and the highest. Those of oneDNN have no sign."""
+    kind = torch.uint8 if _ENGINE == "onednn" else torch.int8
+    return kind, torch.iinfo(kind).min, torch.iinfo(kind).max
 
 
 @dataclass(frozen=True)
@@ -112,19 +134,28 @@ class _Block:
     def _packed(self) -> Any:
         return torch.ops.quantized.linear_prepack(self.rounded, None)
 
-    def codes(self, other: _Block, step: float) -> Int8[Tensor, "R B"]:
+    @cached_property
+    def _left(self) -> Tensor:
+        """The points as the left factor of a product: oneDNN adds 128 to its integers."""
+        if _ENGINE != "onednn":
+            return self.rounded
+        shifted = (self.rounded.int_repr().short() + 128).to(torch.uint8)
+        return torch._make_per_tensor_quantized_tensor(shifted, self.rounded.q_scale(), 128)
+
+    def codes(self, other: _Block, step: float) -> _Codes:
         """Return rounded scores with another block, in integer steps.
 
-        -128 is zero and everything below; 127 is everything too high for eight bits. A block
+        The lowest code is zero and everything below; the highest is everything too high for eight bits. A block
         requires the same step each time, because its packed weights store the first one.
         """
-        if not _KERNELS:
+        kind, lowest, _ = code_range()
+        if not _ENGINE:
             # Sums of integers below 2**53 are exact in float64.
             product = self.rounded.int_repr().double() @ other.rounded.int_repr().double().T
             steps = product * (self.rounded.q_scale() * other.rounded.q_scale() / step)
-            return (steps.round().clamp(0, 255) - 128).to(torch.int8)
-        score = torch.ops.quantized.linear(self.rounded, other._packed, step, -128)
-        return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
+            return (steps.round().clamp(0, 255) + lowest).to(kind)
+        score = torch.ops.quantized.linear(self._left, other._packed, step, lowest)
+        return torch.empty(0, dtype=kind).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
 
     def error_bound(self, other: _Block, step: float) -> Float[Tensor, "R"]:
         """Return how far the score of a row with any point of another block may be above its code.
@@ -155,13 +186,14 @@ class _Plan:
     error_bounds: list[Float[Tensor, "R blocks"]]
     thresholds: list[Float[Tensor, "R"]]
 
-    def code_threshold(self, row: int, column: int) -> Int8[Tensor, "R"]:
+    def code_threshold(self, row: int, column: int) -> _Codes:
         """Return the code above which a score may exceed the threshold of its row.
 
-        Code 127 always may.
+        The highest code always may.
         """
-        code = (self.thresholds[row] - self.error_bounds[row][:, column]) / self.step - 128
-        return code.floor().clamp(-128, 126).to(torch.int8)
+        kind, lowest, highest = code_range()
+        code = (self.thresholds[row] - self.error_bounds[row][:, column]) / self.step + lowest
+        return code.floor().clamp(lowest, highest - 1).to(kind)
 
 
 def _shortlist(k: int) -> int:
@@ -202,9 +234,9 @@ def _plan(points: Float[Tensor, "N D"], order: list[Int[Tensor, "R"]], largest: 
     blocks = [_Block.of(points[rows], least) for rows in order]
     error_bounds = [torch.stack([block.error_bound(other, step) for other in blocks], 1) for block in blocks]
     thresholds = [
-        # A code of -128 never exceeds a code threshold, and its score may be as high as its error
+        # The lowest code never exceeds a code threshold, and its score may be as high as its error
         # bound. No threshold may be lower than that.
-        torch.maximum(step * (code.sort().values + 128) + bound.mean(1), bound.amax(1))
+        torch.maximum(step * (code.sort().values - code_range()[1]) + bound.mean(1), bound.amax(1))
         for code, bound in zip(codes, error_bounds, strict=True)
     ]
     return _Plan(step, order, blocks, error_bounds, thresholds)
@@ -215,6 +247,7 @@ def _search(
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"], Bool[Tensor, "N"]] | None:
     """Fill the shortlists block by block, and score those of each finished block row."""
     count, blocks, order = len(points), plan.blocks, plan.order
+    _, lowest, highest = code_range()
     values, indices = points.new_empty(count, k), torch.empty(count, k, dtype=torch.int64)
     proven, member = torch.empty(count, dtype=torch.bool), torch.empty(count, dtype=torch.int64)
     for number, some in enumerate(order):
@@ -226,13 +259,13 @@ def _search(
             codes = block.codes(blocks[column], plan.step)
             row_threshold, column_threshold = plan.code_threshold(row, column), plan.code_threshold(column, row)
             if row == column:
-                codes.fill_diagonal_(-128)
-                column_threshold.fill_(127)  # a diagonal block has the same points as rows and columns
-            if barred is not None:  # a code of -128 never exceeds a code threshold
-                barred.take(order[row], order[column]).fill(codes, -128)
+                codes.fill_diagonal_(lowest)
+                column_threshold.fill_(highest)  # a diagonal block has the same points as rows and columns
+            if barred is not None:  # the lowest code never exceeds a code threshold
+                barred.take(order[row], order[column]).fill(codes, lowest)
             if spare := -len(codes) % PEAK:  # padding rows, whose threshold no code exceeds
-                codes = torch.nn.functional.pad(codes, (0, 0, 0, spare), value=-128)
-                row_threshold = torch.nn.functional.pad(row_threshold, (0, spare), value=127)
+                codes = torch.nn.functional.pad(codes, (0, 0, 0, spare), value=lowest)
+                row_threshold = torch.nn.functional.pad(row_threshold, (0, spare), value=highest)
             by_row, by_column = above(codes, row_threshold, column_threshold)
             for who, where, found in ((row, column, by_row), (column, row, by_column)):
                 finds[who].append(_encode_finds(*found, order[where]))
@@ -278,11 +311,9 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
     return by_row, (by_column[1], by_column[0], by_column[2])
 
 
-def _encode_finds(
-    asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: Int8[Tensor, "P"], indices: Int[Tensor, "B"]
-) -> Int[Tensor, "P"]:
+def _encode_finds(asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: _Codes, indices: Int[Tensor, "B"]) -> Int[Tensor, "P"]:
     """Encode each find as one integer, with the gallery point as its index among all points."""
-    return (asking << _ROW) + ((127 - code.long()) << _CODE) + indices.index_select(0, answering)
+    return (asking << _ROW) + ((code_range()[2] - code.long()) << _CODE) + indices.index_select(0, answering)
 
 
 def _score_shortlists(
@@ -298,15 +329,15 @@ def _score_shortlists(
     size = torch.bincount(who, minlength=len(asking))
     fit = (size >= k) & (size <= 4 * _shortlist(k))
     finds = finds[fit.index_select(0, who)]
-    who, code, index = finds >> _ROW, 127 - (finds >> _CODE & 255), finds & (1 << _CODE) - 1
+    who, below, index = finds >> _ROW, finds >> _CODE & 255, finds & (1 << _CODE) - 1
     # Score the k highest codes first. Few of the others can reach the lowest of their scores.
     first = nth(who, len(asking)) < k
     score = points.new_empty(len(who))
     score[first] = _scores(points, asking[who[first]], index[first])
     lowest = points.new_zeros(len(asking))
     lowest[fit] = score[first].view(-1, k).amin(1)
-    reach = plan.step * (code + 128) + plan.error_bounds[row][who, member[index]]
-    further = ~first & ((reach >= lowest[who]) | (code == 127))
+    reach = plan.step * (255 - below) + plan.error_bounds[row][who, member[index]]
+    further = ~first & ((reach >= lowest[who]) | (below == 0))
     score[further] = _scores(points, asking[who[further]], index[further])
     # Order by index, then sort stably, so that ties go to the lower index.
     scored = (first | further).nonzero()[:, 0]
@@ -342,13 +373,13 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
 
 
 @contextmanager
-def _engine(name: str) -> Iterator[None]:
-    """Use this library for eight-bit products, and restore the previous one afterwards."""
+def _engine() -> Iterator[None]:
+    """Use the library for eight-bit products, and restore the previous one afterwards."""
     before = torch.backends.quantized.engine
-    if _KERNELS:
-        torch.backends.quantized.engine = name
+    if _ENGINE:
+        torch.backends.quantized.engine = _ENGINE
     try:
         yield
     finally:
-        if _KERNELS:
+        if _ENGINE:
             torch.backends.quantized.engine = before
