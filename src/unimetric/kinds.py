@@ -132,6 +132,7 @@ class Objective(Component, nn.Module):
 
     views: int = 1  # augmented views per image; those after the first are in `output.views`
     reads: tuple[str, ...] = ()  # "tokens", "images": what several devices gather besides the embeddings
+    one_pass: bool = True  # whether a step calls the model once, so that a CUDA graph may overwrite its outputs afterwards
     whole_batch: bool = False  # whether it changes the forward pass of the model in a way that depends on the whole batch
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})  # its own by name; it steps them
 

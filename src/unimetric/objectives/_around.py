@@ -34,6 +34,10 @@ class Around(Objective):
         return self.inner.reads
 
     @property
+    def one_pass(self) -> bool:  # type: ignore[override]
+        return self.inner.one_pass
+
+    @property
     def whole_batch(self) -> bool:  # type: ignore[override]
         return self.inner.whole_batch
 

@@ -52,6 +52,8 @@ class Cached(Around):
         seed: Seed of the run. Provided by the run.
     """
 
+    one_pass = False
+
     def __init__(
         self,
         *,

@@ -59,7 +59,8 @@ def embed(
     parts = []
     for images in loader.load(requests):
         output = model(images)
-        parts.append((output[0] if read is None else read(output)).float())
+        vectors = output[0] if read is None else read(output)
+        parts.append(vectors.to(torch.float32, copy=True))  # a CUDA graph overwrites its outputs
         if progress is not None:
             progress(min(len(parts) * batch, len(mine)), len(mine))
     model.train(was_training)

@@ -47,6 +47,17 @@ def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph
     return torch.compile(module, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
 
 
+def compiled_model(model: nn.Module, *, graphs: bool) -> Any:
+    """Compile a model, for every shape that it is called with.
+
+    Args:
+        model: Model.
+        graphs: Whether to launch its kernels as CUDA graphs. A host that launches the kernels of a ResNet-50
+            one by one falls behind a fast GPU. The next call overwrites the outputs of a graph.
+    """
+    return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else None)
+
+
 def with_gradient(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """Compile a graph with inductor, its value and gradient together.
 

@@ -27,7 +27,7 @@ from unimetric.runs.weights import Trained
 from unimetric.samplers import occurrence, rank_slice
 from unimetric.spec import bind, create
 from unimetric.training.build import build_objective, build_optimizer, check_sizes
-from unimetric.training.capture import compiled
+from unimetric.training.capture import compiled, compiled_model
 from unimetric.training.distributed import averages_gradients, clip_norm, share_first_rank
 from unimetric.training.scores import score_of
 
@@ -197,7 +197,9 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     if skipped:
         learner = build_learner(config, fabric, table, split)
     bare, objective, optimizer = learner.model, learner.objective, learner.optimizer
-    network: Any = torch.compile(bare, dynamic=False) if config.compile else bare
+    # Gradients that several ranks exchange are not in the memory of a graph.
+    graphs = fabric.device.type == "cuda" and fabric.world_size == 1 and bool(objective.one_pass)
+    network: Any = compiled_model(bare, graphs=graphs) if config.compile else bare
     model, wrapped = fabric.setup(network, optimizer)
     return TrainingState(
         config=config,
