@@ -2,6 +2,7 @@
 
     python benchmarks/step.py                 # on the GPU if there is one, otherwise on the CPU
     python benchmarks/step.py --compile       # both compiled
+    python benchmarks/step.py --only ResNet   # settings whose name contains this word
 
 The bare step is forward, backward and optimizer on one batch that is already on the device. The run is `unimetric.training.loop`: it
 draws batches, crops and augments images of a pack, mines, and updates the weights. Both alternate in one process.
@@ -32,6 +33,9 @@ from unimetric.training.state import build_training_state
 GPU = {
     "ResNet-50, batch 112": dict(backbone="timm(name='resnet50', frozen_batchnorm=True)", batch_size=112, sampler="samples_per_class(n=2)"),
     "ViT-S/16, batch 720": dict(backbone="timm(name='vit_small_patch16_224')", batch_size=720, sampler="samples_per_class(n=4)"),
+    "MiT-B2 + CRT, batch 80": dict(
+        backbone="mit(name='b2')", head="crt", objective="crt", loss="multi_similarity", batch_size=80, sampler="samples_per_class(n=5)"
+    ),
 }
 CPU = {"small network, batch 112": dict(backbone="small", transform="glyphs", batch_size=112)}
 
@@ -113,11 +117,13 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
     from unimetric.geometry import match
 
     pairs = match(labels, dim=stage.bare.dim)
-    parts = {
-        "data": lambda: next(stage.loader.load([(stage.split.train[rows], look)])),
+    parts = {"data": lambda: next(stage.loader.load([(stage.split.train[rows], look)]))}
+    plain = {
         "loss with mining": lambda: stage.objective(Output(fixed, fixed[:, None], images), labels)["loss"].backward(),
         "mining": lambda: stage.objective.loss.miner(similarity, pairs),
     }
+    if config.objective == "plain":
+        parts |= plain
     epochs = max(2, -(-steps // len(stage.sampler)) + 1)
     bare_times, run_times = [], []
     for round_ in range(rounds):  # alternate, because the speed of the machine changes
@@ -141,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", default="", help="word in the names of the settings to measure")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
@@ -149,8 +156,8 @@ def main() -> None:
         height, width = (375, 500) if cuda else (32, 32)
         made_up_pack(Path(folder) / "made_up.pack", pictures=4000 if cuda else 2000, height=height, width=width)
         for name, settings in (GPU if cuda else CPU).items():
-            steps = options.steps if options.steps else 60
-            results[name] = measure(name, settings, Path(folder), rounds=options.rounds, steps=steps, compile=options.compile)
+            if options.only in name:
+                results[name] = measure(name, settings, Path(folder), rounds=options.rounds, steps=options.steps, compile=options.compile)
     if options.out:
         options.out.write_text(json.dumps(results, indent=1))
 
