@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unimetric.geometry.nearest
-from unimetric.geometry.nearest import best, exactly, mutual, nearest
+from unimetric.geometry.nearest import best, exactly, mutual, nearest, sort_by_value
 
 
 def everything(asking, answering, k, **options):
@@ -99,6 +99,17 @@ def test_best_is_the_head_of_a_stable_sort(columns, k):
     order = score.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, order.values[:, :k])
     assert torch.equal(places, order.indices[:, :k])
+
+
+def test_values_in_any_order_are_sorted_and_ties_ascend():
+    dice = torch.Generator().manual_seed(0)
+    score = torch.randn(6, 90, generator=dice).mul(5).round()
+    score[2, 10:] = -torch.inf
+    shuffled = torch.rand(6, 90, generator=dice).argsort(1)
+    values, places = sort_by_value(score.gather(1, shuffled), shuffled)
+    order = score.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, order.values)
+    assert torch.equal(places, order.indices)
 
 
 def test_best_finds_a_large_k_by_smaller_tiles():

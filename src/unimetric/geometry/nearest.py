@@ -280,32 +280,33 @@ def best(score: Float[Tensor, "R B"], k: int) -> tuple[Float[Tensor, "R K"], Int
         whole = score.sort(dim=1, descending=True, stable=True)
         return whole.values[:, :k], whole.indices[:, :k]
     # Select one more than requested: if it is smaller than the last, no tie was split.
-    if score.is_cuda:
-        values, columns = score.topk(k + 1)
+    if score.is_cuda:  # to sort all rows is cheaper than to wait for which rows have ties
+        values, columns = sort_by_value(*score.topk(k + 1, sorted=False))
     else:
         columns = _candidates(score, k + 1)
         values, order = score.gather(1, columns).topk(k + 1)
-        columns = columns.gather(1, order)
+        columns = _order_ties(values, columns.gather(1, order))
     last, beyond = values[:, k - 1 : k], values[:, k : k + 1]
-    values, columns = _order_ties(values[:, :k], columns[:, :k])
+    values, columns = values[:, :k], columns[:, :k]
     split = ((last == beyond) & (last > -torch.inf)).nonzero()[:, 0]
     for some in split.split(max(1, score.numel() // (16 * score.shape[1]))):
         values[some], columns[some] = _settle(score[some], last[some], k)
     return values, columns
 
 
-def _order_ties(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
+def sort_by_value(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> tuple[Float[Tensor, "R K"], Int[Tensor, "R K"]]:
     """Return descending values with their columns, which ascend among equal values."""
-    if values.is_cuda:  # two more sorts are cheaper than to wait for which rows have ties
-        columns, order = columns.sort(dim=1)
-        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-        return values, columns.gather(1, order)
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
+
+
+def _order_ties(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> Int[Tensor, "R K"]:
+    """Return the columns of descending values, ascending among equal values. They are changed in place."""
     tied = (values[:, 1:] == values[:, :-1]).any(1).nonzero()[:, 0]
     if len(tied):
-        ascending, order = columns[tied].sort(dim=1)
-        order = values[tied].gather(1, order).sort(dim=1, descending=True, stable=True).indices
-        columns[tied] = ascending.gather(1, order)
-    return values, columns
+        columns[tied] = sort_by_value(values[tied], columns[tied])[1]
+    return columns
 
 
 def _candidates(score: Float[Tensor, "R B"], k: int) -> Int[Tensor, "R K"]:
