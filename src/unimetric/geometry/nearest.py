@@ -302,7 +302,7 @@ def sort_by_value(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> 
 
 
 def _order_ties(values: Float[Tensor, "R K"], columns: Int[Tensor, "R K"]) -> Int[Tensor, "R K"]:
-    """Return the columns of descending values, ascending among equal values. They are changed in place."""
+    """Order the columns of descending values, so that they ascend among equal values."""
     tied = (values[:, 1:] == values[:, :-1]).any(1).nonzero()[:, 0]
     if len(tied):
         columns[tied] = sort_by_value(values[tied], columns[tied])[1]

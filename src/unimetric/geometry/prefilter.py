@@ -39,9 +39,9 @@ _ROW, _CODE = 40, 32
 
 
 def _fastest_engine() -> str:
-    """Return the library for eight-bit products whose sums do not saturate, or "" if there is none.
+    """Return the library for eight-bit products.
 
-    Without one, the same codes are computed in float64. The threads of XNNPACK, which `qnnpack` calls, wait
+    Their sums must not saturate. If there is none, "": the same codes are computed in float64. The threads of XNNPACK, which `qnnpack` calls, wait
     actively: on x86 they slow down everything between two products.
     """
     engines = torch.backends.quantized.supported_engines
