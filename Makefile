@@ -61,9 +61,10 @@ browser: $(VENV)/ready        ## install Chromium for the test of the report, if
 	|| $(BIN)/playwright install --only-shell chromium \
 	|| { apt-get update -qq && apt-get install -qqy --no-install-recommends chromium-headless-shell; }
 
+# Python compiles the modules that it imports; pip would compile all of them, which takes as long as the rest.
 $(VENV)/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) --no-compile -e .
 	touch $@
 
 $(VENV)/ready: pyproject.toml constraints.txt
