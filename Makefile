@@ -11,7 +11,7 @@ QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tes
          --deselect tests/geometry/test_space.py::test_hits_that_do_not_fit_are_searched_again_and_agree
 
 # Benchmarks that need no index, run or images.
-BENCHMARKS := losses growth objectives samplers evaluation step crt shift universal stores indexing export embedding stages
+BENCHMARKS := losses growth objectives samplers evaluation start step crt shift universal stores indexing export embedding stages
 
 .PHONY: demo quick test check style types configs wheel bench docs results browser clean
 
