@@ -49,6 +49,25 @@ class Interrupted(Exception):
     """
 
 
+def memory_problem(error: Exception) -> str:
+    """Return a sentence if an error means that memory ran out, else "".
+
+    PyTorch has a type of its own for a GPU, and none for a CPU.
+
+    >>> memory_problem(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."))
+    'the memory is too small: not enough memory: you tried to allocate 8 bytes'
+    >>> memory_problem(RuntimeError("shapes do not match"))
+    ''
+    """
+    text = str(error).partition("\n")[0]
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"the memory of the GPU is too small: {'. '.join(text.split('. ')[:2]).rstrip('.')}"
+    _, found, reason = text.partition("DefaultCPUAllocator: ")
+    if found or isinstance(error, MemoryError):
+        return f"the memory is too small: {(reason if found else text).rstrip('.') or 'not enough memory'}"
+    return ""
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """Return a hint with the closest known spelling, or else with all known words.
 

@@ -230,6 +230,25 @@ def test_errors_come_before_reading_images(refused, pictures: Path, tmp_path: Pa
     refused("train", *words, "--out", str(tmp_path / "run"), says=says)
 
 
+def test_too_little_memory_is_an_error_with_a_hint(refused, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    import torch
+
+    def too_large(*_: Any) -> None:
+        torch.empty(1 << 59)
+
+    def too_large_for_the_gpu(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB")
+
+    words = ("train", *settings(pictures), "--out", str(tmp_path / "run"))
+    monkeypatch.setattr("unimetric.training.loop.build_training_state", too_large)
+    refused(*words, says="the memory is too small: ")
+    monkeypatch.setattr("unimetric.training.loop.build_training_state", too_large_for_the_gpu)
+    assert "GPU 0 has" not in refused(*words, says="the GPU is too small: CUDA out of memory. Tried to allocate 20.00 GiB\n")
+    monkeypatch.setattr("unimetric.training.loop.build_training_state", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        refused(*words, says="")
+
+
 def test_train_rejects_unreadable_weights(refused, pictures: Path, tmp_path: Path) -> None:
     for name, content in (("a.safetensors", b"rubbish"), ("a.pth", b"rubbish"), ("b.pth", b"")):
         (tmp_path / name).write_bytes(content)

@@ -12,7 +12,7 @@ import typer
 
 from unimetric.cli import data, deploy, index, measure, serve, study, threshold, train, weights
 from unimetric.cli.options import Command
-from unimetric.errors import FULL_DISK, Interrupted, UnimetricError
+from unimetric.errors import FULL_DISK, Interrupted, UnimetricError, memory_problem
 
 app = typer.Typer(
     help="Train image embeddings and evaluate them on new classes, shifts and datasets.",
@@ -81,6 +81,13 @@ def main() -> None:
         print(
             f"error: {error.filename or 'the output'}: cannot be written: {error.strerror}\n\nhint: free some disk space", file=sys.stderr
         )
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        problem = memory_problem(error)
+        if not problem:
+            raise
+        hint = "use a smaller `batch_size`, `evaluate_batch` or network, `residence = 'host'`, or `objective = \"cached(...)\"`"
+        print(f"error: {problem}\n\nhint: {hint}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)
