@@ -41,8 +41,9 @@ _ROW, _CODE = 40, 32
 def _fastest_engine() -> str:
     """Return the library for eight-bit products.
 
-    Their sums must not saturate. If there is none, "": the same codes are computed in float64. The threads of XNNPACK, which `qnnpack` calls, wait
-    actively: on x86 they slow down everything between two products.
+    Their sums must not saturate. If there is none, return "", and the same codes are computed in float64. The
+    threads of XNNPACK, which `qnnpack` calls, wait actively: on x86 they slow down everything between two
+    products.
     """
     engines = torch.backends.quantized.supported_engines
     if "onednn" in engines and platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported():
