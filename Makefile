@@ -61,7 +61,7 @@ browser: $(VENV)/ready        ## install Chromium for the test of the report, if
 	|| $(BIN)/playwright install --only-shell chromium \
 	|| { apt-get update -qq && apt-get install -qqy --no-install-recommends chromium-headless-shell; }
 
-# Python compiles the modules that it imports; pip would compile all of them, which takes as long as the rest.
+# Python compiles the modules that it imports; pip would compile all of them, which takes a third of its time.
 $(VENV)/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile -e .
