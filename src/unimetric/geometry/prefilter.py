@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int8, Real, UInt8
 from torch import Tensor
@@ -298,11 +299,12 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
         (rows, columns, scores) by row threshold, and (columns, rows, scores) by column threshold.
     """
     tall, row_tiles = scores.view(-1, PEAK, scores.shape[1]), row_threshold.reshape(-1, PEAK)
-    tile, column = (tall.amax(1) > torch.minimum(row_tiles.amin(1)[:, None], column_threshold)).nonzero().unbind(1)
+    hot_tiles = _positions(tall.amax(1) > torch.minimum(row_tiles.amin(1)[:, None], column_threshold))
+    tile, column = hot_tiles // scores.shape[1], hot_tiles % scores.shape[1]
     score = tall[tile, :, column]  # (tiles, 16)
 
     def select(high: Bool[Tensor, "tiles 16"]) -> _Above:
-        found = high.flatten().nonzero()[:, 0]
+        found = _positions(high)
         hot, inside = found // PEAK, found % PEAK
         return tile.index_select(0, hot) * PEAK + inside, column.index_select(0, hot), score.flatten().index_select(0, found)
 
@@ -310,6 +312,11 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
     by_row = select(score > row_tiles.index_select(0, tile))
     by_column = select(score > column_threshold.index_select(0, column)[:, None])
     return by_row, (by_column[1], by_column[0], by_column[2])
+
+
+def _positions(mask: Bool[Tensor, "*shape"]) -> Int[Tensor, "P"]:
+    """Return where a flattened mask is true. NumPy takes half the time of `nonzero`."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def _encode_finds(asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: _Codes, indices: Int[Tensor, "B"]) -> Int[Tensor, "P"]:
