@@ -23,12 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from _pack import made_up_pack, noise
 
 from unimetric.config import load
-from unimetric.images import packing
-from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
 from unimetric.training.batches import batches
@@ -52,22 +50,6 @@ OBJECTIVES = (
     ("cached", "cached(chunk=256)", "linear(dim=128)", None),
 )
 MIB = 2**20
-
-
-def made_up_pack(path: Path, *, height: int, width: int, images: int) -> None:
-    """Write a pack of random images, in classes of 20; all but four classes are for training."""
-    rng = np.random.default_rng(0)
-    classes = images // 20
-    labels = np.arange(images) % classes
-    few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
-    table = Table(
-        paths=tuple(map(str, range(images))),
-        labels=labels,
-        class_names=tuple(f"c{number}" for number in range(classes)),
-        train=labels >= 4,
-        source_names=("made up",),
-    )
-    packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
 def training(state: TrainingState) -> Iterator[torch.Tensor]:
@@ -112,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Display(quiet=True) as display:
         path = Path(folder) / "made_up.pack"
         height, width = SIZES[options.network]
-        made_up_pack(path, height=height, width=width, images=max(1400, options.batch * 5 // 4 // 20 * 20))
+        made_up_pack(path, noise(height, width), count=max(1400, options.batch * 5 // 4 // 20 * 20))
         device = torch.device(options.device)
         torch.backends.cudnn.benchmark = cuda
         for name, objective, head, _ in OBJECTIVES:

@@ -27,23 +27,6 @@ SETTINGS = {
 }
 
 
-def made_up_photos(path: Path, *, pictures: int) -> None:
-    """Write a pack of smooth random images as JPEG files."""
-    import numpy as np
-    import torch
-
-    from unimetric.images import packing
-    from unimetric.images.table import Table
-
-    classes = pictures // 20
-    labels = np.arange(pictures) % classes
-    names = tuple(f"c{number}" for number in range(classes))
-    table = Table(tuple(map(str, range(pictures))), labels, names, train=labels >= classes // 5, source_names=("made up",))
-    coarse = torch.rand(16, 3, 40, 50, generator=torch.Generator().manual_seed(0))
-    fine = torch.nn.functional.interpolate(coarse, (256, 340), mode="bicubic").clamp(0, 1).mul(255).byte().permute(0, 2, 3, 1)
-    packing.write(path, table, short_side=None, quality=90, read=lambda name: fine[int(name) % 16].numpy())
-
-
 def turn(arguments: list[str]) -> None:
     """Train until the first step has ended, and print the time of each part."""
     from unimetric.training import loop
@@ -54,14 +37,13 @@ def turn(arguments: list[str]) -> None:
         def call(*values: Any) -> Any:
             begun = time.time()
             result = function(*values)
-            if name == "first step":
-                result[0].item()  # waits for the device
-            times[name] = time.time() - begun
-            if name == "first step":
-                times["all"] = time.time() - float(os.environ["BEGUN"])
-                print(json.dumps(times), flush=True)
-                os._exit(0)
-            return result
+            if name != "first step":
+                times[name] = time.time() - begun
+                return result
+            result[0].item()  # waits for the device
+            times.update({name: time.time() - begun, "all": time.time() - float(os.environ["BEGUN"])})
+            print(json.dumps(times), flush=True)
+            os._exit(0)
 
         return call
 
@@ -81,12 +63,14 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     import torch
+    from _pack import made_up_pack, smooth
 
     cuda = torch.cuda.is_available()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if cuda else 'cpu'}{', compiled' if options.compile else ''}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made_up_photos(folder / "photos.pack", pictures=options.pictures or (4000 if cuda else 800))
+        count = options.pictures or (4000 if cuda else 800)
+        made_up_pack(folder / "photos.pack", smooth(256, 340), count=count, test_classes=count // 100, encoding="jpeg")
         pack = f"dataset=pack(path='{folder / 'photos.pack'}')"
         caches = {"UNIMETRIC_CACHE": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
         for number in range(options.turns):

@@ -17,13 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
+from _pack import made_up_pack, noise
 
 from unimetric.config import load
-from unimetric.images import packing
 from unimetric.images.loading import View
-from unimetric.images.table import Table
 from unimetric.objectives import Output
 from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
@@ -38,21 +36,6 @@ GPU = {
     ),
 }
 CPU = {"small network, batch 112": dict(backbone="small", transform="glyphs", batch_size=112)}
-
-
-def made_up_pack(path: Path, *, pictures: int, height: int, width: int) -> None:
-    """Write a pack of random images of the size of photos."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(pictures) % (pictures // 20)
-    table = Table(
-        paths=tuple(str(number) for number in range(pictures)),
-        labels=labels,
-        class_names=tuple(f"c{number}" for number in range(pictures // 20)),
-        train=labels >= 4,
-        source_names=("made up",),
-    )
-    few = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(16)]
-    packing.write(path, table, short_side=None, encoding="raw", read=lambda name: few[int(name) % 16])
 
 
 def synchronize(device: torch.device) -> None:
@@ -118,12 +101,9 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
 
     pairs = match(labels, dim=stage.bare.dim)
     parts = {"data": lambda: next(stage.loader.load([(stage.split.train[rows], look)]))}
-    plain = {
-        "loss with mining": lambda: stage.objective(Output(fixed, fixed[:, None], images), labels)["loss"].backward(),
-        "mining": lambda: stage.objective.loss.miner(similarity, pairs),
-    }
     if config.objective == "plain":
-        parts |= plain
+        parts["loss with mining"] = lambda: stage.objective(Output(fixed, fixed[:, None], images), labels)["loss"].backward()
+        parts["mining"] = lambda: stage.objective.loss.miner(similarity, pairs)
     epochs = max(2, -(-steps // len(stage.sampler)) + 1)
     bare_times, run_times = [], []
     for round_ in range(rounds):  # alternate, because the speed of the machine changes
@@ -154,7 +134,7 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         height, width = (375, 500) if cuda else (32, 32)
-        made_up_pack(Path(folder) / "made_up.pack", pictures=4000 if cuda else 2000, height=height, width=width)
+        made_up_pack(Path(folder) / "made_up.pack", noise(height, width), count=4000 if cuda else 2000)
         for name, settings in (GPU if cuda else CPU).items():
             if options.only in name:
                 results[name] = measure(name, settings, Path(folder), rounds=options.rounds, steps=options.steps, compile=options.compile)
