@@ -49,23 +49,30 @@ class Interrupted(Exception):
     """
 
 
-def memory_problem(error: Exception) -> str:
-    """Return a sentence if an error means that memory ran out, else "".
+def explain(error: Exception) -> UnimetricError | None:
+    """Return what the user can do about an error, or None if it is not a mistake of the user.
 
-    PyTorch has a type of its own for a GPU, and none for a CPU.
+    A full disk and too little memory have errors of other types. PyTorch has a type of its own for the memory
+    of a GPU, and none for that of a CPU.
 
-    >>> memory_problem(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."))
+    >>> explain(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.")).message
     'the memory is too small: not enough memory: you tried to allocate 8 bytes'
-    >>> memory_problem(RuntimeError("shapes do not match"))
-    ''
+    >>> explain(RuntimeError("shapes do not match"))
     """
+    if isinstance(error, UnimetricError):
+        return error
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        return UnimetricError(f"{error.filename or 'the output'}: cannot be written: {error.strerror}", "free some disk space")
     text = str(error).partition("\n")[0]
+    _, allocator, reason = text.partition("DefaultCPUAllocator: ")
     if type(error).__name__ == "OutOfMemoryError":
-        return f"the memory of the GPU is too small: {'. '.join(text.split('. ')[:2]).rstrip('.')}"
-    _, found, reason = text.partition("DefaultCPUAllocator: ")
-    if found or isinstance(error, MemoryError):
-        return f"the memory is too small: {(reason if found else text).rstrip('.') or 'not enough memory'}"
-    return ""
+        problem = f"the memory of the GPU is too small: {'. '.join(text.split('. ')[:2])}"
+    elif allocator or isinstance(error, MemoryError):
+        problem = f"the memory is too small: {reason or text or 'not enough memory'}"
+    else:
+        return None
+    hint = "use a smaller `batch_size`, `evaluate_batch` or network, `residence = 'host'`, or `objective = \"cached(...)\"`"
+    return UnimetricError(problem.rstrip("."), hint)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from unimetric.cli import data, deploy, index, measure, serve, study, threshold, train, weights
 from unimetric.cli.options import Command
-from unimetric.errors import FULL_DISK, Interrupted, UnimetricError, memory_problem
+from unimetric.errors import Interrupted, UnimetricError, explain
 
 app = typer.Typer(
     help="Train image embeddings and evaluate them on new classes, shifts and datasets.",
@@ -72,26 +72,15 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # file names and terminals may not be UTF-8
     try:
         app(_take_trust(sys.argv[1:]), standalone_mode=True)
-    except UnimetricError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        print(
-            f"error: {error.filename or 'the output'}: cannot be written: {error.strerror}\n\nhint: free some disk space", file=sys.stderr
-        )
-        sys.exit(2)
-    except (RuntimeError, MemoryError) as error:
-        problem = memory_problem(error)
-        if not problem:
-            raise
-        hint = "use a smaller `batch_size`, `evaluate_batch` or network, `residence = 'host'`, or `objective = \"cached(...)\"`"
-        print(f"error: {problem}\n\nhint: {hint}", file=sys.stderr)
-        sys.exit(2)
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        mistake = explain(error)
+        if mistake is None:
+            raise
+        print(f"error: {mistake}", file=sys.stderr)
+        sys.exit(2)
 
 
 # Groups and commands in the order of the help text.
