@@ -111,8 +111,8 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     with _engine():
         one, other = _Block.of(left, 1e-3), _Block.of(right, 1e-3)
         codes = one.codes(other, step)
-    kind, lowest, highest = code_range()
-    assert codes.dtype == kind
+    dtype, lowest, highest = code_range()
+    assert codes.dtype == dtype
     score = step * (codes.double() - lowest)
     low, high = codes == lowest, codes == highest
     assert low.any() and (high.any() or reach == 2)
@@ -125,7 +125,7 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
 
 
 @ALL
-def test_both_products_give_the_same_codes(monkeypatch, products):
+def test_all_products_give_the_same_codes(monkeypatch, products):
     points = crowd("unequal lengths", count=1200)
     step = 0.5 / 255
     with _engine():

@@ -321,7 +321,7 @@ def _positions(mask: Bool[Tensor, "*shape"]) -> Int[Tensor, "P"]:
 
 def _encode_finds(asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: _Codes, indices: Int[Tensor, "B"]) -> Int[Tensor, "P"]:
     """Encode each find as one integer, with the gallery point as its index among all points."""
-    return (asking << _ROW) + ((code_range()[2] - code.long()) << _CODE) + indices.index_select(0, answering)
+    return (asking << _ROW) + ((torch.iinfo(code.dtype).max - code.long()) << _CODE) + indices.index_select(0, answering)
 
 
 def _score_shortlists(
@@ -348,7 +348,7 @@ def _score_shortlists(
     further = ~first & ((reach >= lowest[who]) | (below == 0))
     score[further] = _scores(points, asking[who[further]], index[further])
     # Order by index, then sort stably, so that ties go to the lower index.
-    scored = (first | further).nonzero()[:, 0]
+    scored = _positions(first | further)
     scored = scored[((who[scored] << _CODE) + index[scored]).argsort()]
     who, score, index = who[scored], score[scored], index[scored]
     rank = nth(who, len(asking))

@@ -197,7 +197,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     if skipped:
         learner = build_learner(config, fabric, table, split)
     bare, objective, optimizer = learner.model, learner.objective, learner.optimizer
-    # Gradients that several ranks exchange are not in the memory of a graph.
+    # Not tried with several ranks, which exchange gradients.
     graphs = fabric.device.type == "cuda" and fabric.world_size == 1 and bool(objective.one_pass)
     network: Any = compiled_model(bare, graphs=graphs) if config.compile else bare
     model, wrapped = fabric.setup(network, optimizer)
