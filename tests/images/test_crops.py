@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
 from unimetric.images import crops
 from unimetric.images.boxes import _uniform, center_draws, random_draws
-from unimetric.images.crops import color, crop_one, plan_of, squares
+from unimetric.images.crops import canvas_of, color, crop_one, plan_of, squares
+from unimetric.images.loading import Resident, View
+from unimetric.images.packing import write
 from unimetric.images.recipe import Recipe
+from unimetric.images.table import Table
 from unimetric.spec import create, names
 
 MEAN, STD = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1) / 255  # squares come back as 0..255
@@ -43,7 +49,7 @@ def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch, size
     recipe = Recipe(size=size, resize=32, scale=scale, interpolation=interpolation)
     images, rows = pictures(SIZES), np.arange(len(SIZES)) + 10
     draws = center_draws(recipe, SIZES) if epoch is None else random_draws(recipe, SIZES, rows, seed=1, epoch=epoch)
-    canvas = (int(SIZES[:, 0].max()), int(SIZES[:, 1].max()))
+    canvas = canvas_of(recipe, SIZES, random=epoch is not None)
     batch = squares(*in_memory(images), torch.from_numpy(plan_of(draws, SIZES)), MEAN, STD, recipe, canvas)
     for number, image in enumerate(images):
         # As floating-point numbers: for bytes torchvision rounds after each of its two passes.
@@ -59,6 +65,49 @@ def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
     for number, image in enumerate(images):
         whole = V.center_crop(torch.from_numpy(image).permute(2, 0, 1), [28, 28])
         torch.testing.assert_close(batch[number], whole.float(), atol=1e-3, rtol=0)
+
+
+USUAL = np.array([[256, 341], [256, 256], [256, 384], [41, 78], [341, 256]])
+LARGER = np.array([[256, 995], [700, 256], [500, 500]])
+
+
+@pytest.mark.parametrize("recipe", [*(create("transforms", name) for name in names("transforms")), Recipe(280, 256, ratio=(0.3, 5.0))])
+@pytest.mark.parametrize("random", [True, False])
+def test_canvas_holds_every_crop(recipe: Recipe, random: bool) -> None:
+    sizes = np.repeat(np.concatenate([USUAL, LARGER]), 500, axis=0)
+    draws = random_draws(recipe, sizes, np.arange(len(sizes)), seed=0, epoch=0) if random else center_draws(recipe, sizes)
+    plan, (height, width) = plan_of(draws, sizes), canvas_of(recipe, sizes, random=random)
+    assert (plan[3] - plan[2]).max() <= height and (plan[7] - plan[6]).max() <= width
+
+
+def test_canvas_is_widened_by_larger_images_not_by_panoramas() -> None:
+    recipe = Recipe(size=224, resize=256)
+    usual, panoramas, larger = USUAL, np.concatenate([USUAL, LARGER[:2]]), np.concatenate([USUAL, LARGER])
+    assert canvas_of(recipe, usual, random=True) == canvas_of(recipe, panoramas, random=True) == (352, 352)
+    assert canvas_of(recipe, usual, random=False) == canvas_of(recipe, panoramas, random=False) == (240, 240)
+    assert canvas_of(recipe, larger, random=True) == (512, 512)
+    assert canvas_of(recipe, larger, random=False) == (448, 448)
+
+
+@pytest.mark.parametrize("epoch", [None, 3])
+@pytest.mark.parametrize("options", [{}, {"interpolation": "bicubic"}, {"scale": None}])
+def test_crops_equal_those_on_the_whole_canvas(epoch: int | None, options: dict, tmp_path: Path) -> None:
+    sizes = np.array([[64, 85], [64, 64], [64, 300], [200, 64], [130, 130], [21, 30]])
+    images, rows = pictures(sizes), np.arange(len(sizes))
+    for row, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{row}.png")
+    paths = tuple(str(tmp_path / f"{row}.png") for row in rows)
+    table = Table(paths=paths, labels=rows, class_names=tuple("abcdef"), train=rows >= 0)
+    table = write(tmp_path / "some.pack", table, short_side=None, encoding="raw").table
+    view, cpu = View(Recipe(size=56, resize=64, **options), epoch=epoch), torch.device("cpu")
+    loader = Resident(table, device=cpu, where=cpu, mean=(0.5,) * 3, std=(0.2,) * 3)
+
+    draws = view.draws(rows, sizes)
+    plan = plan_of(draws, sizes)
+    if not draws.crop_first:  # a filter may read the whole image
+        plan[[2, 6]], plan[[3, 7]] = 0, sizes.T
+    whole = squares(*in_memory(images), torch.from_numpy(plan), loader.cropper.mean, loader.cropper.std, view.recipe, (200, 300))
+    torch.testing.assert_close(next(loader.load([(rows, view)])), whole, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [(0.08, 1.0), None])

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torchvision.transforms.v2 import functional as V
 
-from unimetric.images.boxes import Draws
+from unimetric.images.boxes import Draws, center_draws
 from unimetric.images.recipe import Recipe
 
 #: Without these instructions, torchvision resizes with bilinear filters in float32. A large image is then resized in strips of rows, so
@@ -60,11 +60,43 @@ def plan_of(draws: Draws, sizes: np.ndarray) -> Float[np.ndarray, "16 B"]:
 
 
 def _axis(start: np.ndarray, length: np.ndarray, whole: np.ndarray, true: np.ndarray, crop_first: bool) -> tuple[np.ndarray, ...]:
-    """Return start and length of the box in image pixels, and the range the filter may read."""
+    """Return start and length of the box in image pixels, and the range that the filter reads."""
     if crop_first:
         return start, length, start, start + length
     factor = true / whole
-    return start * factor, length * factor, np.zeros_like(start), true
+    begin, length, reach = start * factor, length * factor, _reach(factor)
+    return begin, length, np.maximum(np.floor(begin - reach), 0), np.minimum(np.ceil(begin + length + reach), true)
+
+
+def _reach(factor: np.ndarray) -> np.ndarray:
+    """Return how far the widest filter, the cubic, reaches beyond a box, in image pixels."""
+    return 2 * np.maximum(factor, 1)
+
+
+def canvas_of(recipe: Recipe, sizes: Int[np.ndarray, "N 2"], *, random: bool) -> tuple[int, int]:
+    """Return a (height, width) that holds the pixels read by any crop of the images.
+
+    The aspect ratio limits a random box, and the size of the crop limits all others. So one panorama
+    does not widen the crops of all images. The result does not depend on the draws: a canvas per batch would
+    be compiled in many shapes, and the rounding of a crop would depend on the other images of its batch.
+
+    Args:
+        recipe: Transform.
+        sizes: Height and width of all images.
+        random: Whether crops are random, or center crops.
+
+    Returns:
+        Multiples of 16, because matrix products of other sizes take up to twice the time on a GPU.
+    """
+    if random and recipe.scale is not None:
+        narrow, wide = sorted(recipe.ratio)
+        most = (sizes[:, ::-1] + 1) * (1 / narrow, wide) + 1  # height and width of a box are rounded
+    else:
+        draws = center_draws(recipe, sizes)
+        factor = sizes / np.stack([draws.height, draws.width], 1)
+        most = recipe.size * factor + 2 * _reach(factor) + 2  # both ends are rounded
+    height, width = np.ceil(np.minimum(most, sizes).max(0) / 16).astype(int) * 16
+    return int(height), int(width)
 
 
 def squares(
@@ -88,7 +120,7 @@ def squares(
         plan: Table of draws from `plan_of`.
         mean, std: Normalization constants of the backbone's pretraining images.
         recipe: Transform.
-        canvas: (height, width) that holds the largest image.
+        canvas: (height, width) that holds the pixels read by each crop, from `canvas_of`.
     """
     device, count = pixels.device, len(offsets)
     dtype = torch.float16 if device.type == "cuda" else torch.float32

@@ -6,6 +6,7 @@ The memory is that of the device or of the host. Both return the same crops of p
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from unimetric.errors import UnimetricError
 from unimetric.images.boxes import Draws, center_draws, random_draws
-from unimetric.images.crops import color, crop_one, plan_of, squares
+from unimetric.images.crops import canvas_of, color, crop_one, plan_of, squares
 from unimetric.images.decoded import decoded_copy
 from unimetric.images.pack import decode, located, opened
 from unimetric.images.recipe import Recipe
@@ -121,7 +122,7 @@ class Cropper:
         self, table: Table, *, where: torch.device, mean: tuple[float, ...], std: tuple[float, ...], compiled: bool = False
     ) -> None:
         self.sizes = np.stack([opened(file).sizes[row] for file, row in filter(None, map(located, table.paths))])
-        self.canvas = (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
+        self._canvases: dict[tuple[str, bool], tuple[int, int]] = {}
         self.where = where
         self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
         self.make: Any = squares
@@ -142,9 +143,10 @@ class Cropper:
         """
         sizes = self.sizes[rows]
         offsets, plan = self._to(starts), self._to(plan_of(view.draws(rows, sizes), sizes))
+        canvas = self._canvas(view)
         images = [
-            self.make(pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, self.canvas)
-            for part in self._parts(len(rows))
+            self.make(pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, canvas)
+            for part in self._parts(len(rows), canvas)
         ]
         return images[0] if len(images) == 1 else torch.cat(images)
 
@@ -152,11 +154,18 @@ class Cropper:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.where, non_blocking=True) if self.where.type == "cuda" else tensor
 
-    def _parts(self, count: int) -> list[slice]:
-        # A batch is temporarily padded to the size of the largest image. Limit that to some gigabytes on
-        # a GPU, and to a tenth of that on a CPU.
+    def _canvas(self, view: View) -> tuple[int, int]:
+        random = view.epoch is not None
+        key = repr(view.recipe), random  # as text, because a recipe of a plugin may contain lists
+        if key not in self._canvases:
+            self._canvases[key] = canvas_of(view.recipe, self.sizes, random=random)
+        return self._canvases[key]
+
+    def _parts(self, count: int, canvas: tuple[int, int]) -> list[slice]:
+        # A batch is temporarily padded to the canvas. Limit that to some gigabytes on a GPU, and to a
+        # tenth of that on a CPU.
         most = 1_500_000_000 if self.where.type == "cuda" else 100_000_000
-        pieces = -(-count * self.canvas[0] * self.canvas[1] * 3 // most)
+        pieces = -(-count * canvas[0] * canvas[1] * 3 // most)
         step = -(-count // pieces)
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
@@ -212,7 +221,9 @@ class Resident:
         for file in dict.fromkeys(locations[row][0] for row in rows):
             chosen = np.array([row for row in rows if locations[row][0] == file])
             flat, begins, sizes = self._packs[file].decoded(np.array([locations[row][1] for row in chosen]))
-            pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # and is not written to
+                pixels = _pack_pixels(torch.from_numpy(flat).to(self.pixels.device))
             if (np.diff(chosen) == 1).all():  # the usual case: the images are consecutive in the pack
                 begin = self.offsets[chosen[0]]
                 self.pixels[begin : begin + len(pixels)] = pixels
@@ -245,8 +256,8 @@ class Streamed:
         if table.paths and all(map(located, table.paths)):
             # Not compiled: the number of pixels differs from batch to batch.
             cropper = Cropper(table, where=device, mean=mean, std=std)
-            # A batch is padded to the largest image. If most images are much smaller, workers crop faster.
-            if np.prod(cropper.canvas) <= 4 * cropper.sizes.prod(1).mean():
+            # A batch is padded to a common size. If most images are much smaller than the largest, workers crop faster.
+            if cropper.sizes.max(0).prod() <= 4 * cropper.sizes.prod(1).mean():
                 self.cropper = cropper
 
     @property
