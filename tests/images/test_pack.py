@@ -162,7 +162,7 @@ def test_exif_orientation_is_ignored(tmp_path: Path) -> None:
 def test_decoded_is_every_picture_one_after_the_other(pictures: Table, tmp_path: Path, encoding: str) -> None:
     pack = write(tmp_path / "a.pack", pictures, short_side=32, encoding=encoding)
     seen: list[tuple[int, int]] = []
-    for rows in (None, np.array([4, 0, 4, 2]), np.array([], np.int64)):
+    for rows in (None, np.array([2, 3]), np.array([4, 0, 4, 2]), np.array([], np.int64)):
         pixels, offsets, sizes = pack.decoded(rows, workers=3, progress=lambda done, total: seen.append((done, total)))
         chosen = range(len(pack)) if rows is None else rows
         assert pixels.dtype == np.uint8 and offsets.dtype == np.int64 and sizes.shape == (len(chosen), 2)
@@ -174,8 +174,9 @@ def test_decoded_is_every_picture_one_after_the_other(pictures: Table, tmp_path:
 
 def test_decoded_raw_pack_is_the_file_itself(pictures: Table, tmp_path: Path) -> None:
     pack = write(tmp_path / "a.pack", pictures, encoding="raw")
-    pixels = pack.decoded()[0]
-    assert isinstance(pixels, np.memmap) and not pixels.flags.writeable
+    for rows in (None, np.array([1, 2, 3])):
+        pixels = pack.decoded(rows)[0]
+        assert isinstance(pixels, np.memmap) and not pixels.flags.writeable
     assert pack.picture(0).flags.writeable  # but a single picture is the caller's own
 
 
@@ -447,6 +448,16 @@ def test_footer_that_contradicts_itself_or_comes_from_the_future(tiny: Path) -> 
 
     rewrite()
     assert len(Pack.open(tiny)) == 3
+    modified = pytest.raises(UnimetricError, match=r"tiny\.pack: its images were modified")
+    rewrite(tree="0" * 64)
+    with modified:
+        Pack.open(tiny)
+    del content["tree"]  # earlier versions wrote none
+    rewrite()
+    assert len(Pack.open(tiny)) == 3
+    rewrite(sha256="0" * 64)
+    with modified:
+        Pack.open(tiny)
     for changes in (
         {"offset": [0, 60, 10_000]},
         {"offset": [0, 60, -60]},

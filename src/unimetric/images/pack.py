@@ -6,9 +6,9 @@ by byte ranges at an address such as `s3://bucket/cub.pack`. It stores the hash 
     magic (8) | images, concatenated | footer, JSON under zlib
     | sha256 of the footer (32) | its length (8) | magic (8)
 
-The footer holds the format version, the image encoding, the sha256 of all images, the offset,
-height and width of each, the whole `Table`, and the skipped images. It contains no absolute path:
-image names are relative to their common folder.
+The footer holds the format version, the image encoding, the sha256 of all images and that of their
+hashes (`tree`), the offset, height and width of each, the whole `Table`, and the skipped images. It
+contains no absolute path: image names are relative to their common folder.
 
 Images are read as the papers read them: by Pillow, with `convert("RGB")`, ignoring the EXIF
 orientation. Numpy and Pillow only.
@@ -187,14 +187,29 @@ class Pack:
             pack = cls(path, content, images)
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise UnimetricError(f"{path}: its table cannot be parsed ({error})", again) from None
-        if verify and not is_remote(path):  # downloading all images to check them would take as long as an epoch
-            digest = hashlib.sha256()
-            for start in range(0, payload, CHUNK):
-                digest.update(images[start : start + CHUNK].data)
-            if digest.hexdigest() != pack.sha256:
-                raise UnimetricError(f"{path}: its images were modified", again)
+        # Downloading all images to check them would take as long as an epoch.
+        if verify and not is_remote(path) and not pack._has_hash(content):
+            raise UnimetricError(f"{path}: its images were modified", again)
         OPEN_PACKS[path] = pack
         return pack
+
+    def _has_hash(self, footer: dict[str, Any]) -> bool:
+        if "tree" in footer:  # all cores compute the hashes of the images
+
+            def hashes(rows: range) -> bytes:
+                return b"".join(hashlib.sha256(self._span(row).data).digest() for row in rows)
+
+            leaves = b"".join(map_in_order(hashes, self._groups(len(self)), count_cores()))
+            return hashlib.sha256(leaves).hexdigest() == footer["tree"]
+        digest = hashlib.sha256()
+        for start in range(0, len(self._bytes), CHUNK):
+            digest.update(self._bytes[start : start + CHUNK].data)
+        return digest.hexdigest() == self.sha256
+
+    @staticmethod
+    def _groups(count: int) -> list[range]:
+        few = 32  # images per task: enough to make scheduling cheap, few enough for a smooth progress bar
+        return [range(start, min(start + few, count)) for start in range(0, count, few)]
 
     def __len__(self) -> int:
         return len(self.table)
@@ -247,7 +262,7 @@ class Pack:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Decode images into one array, for the memory of the host or of an accelerator.
 
-        All rows of a raw pack are returned without a copy, as a read-only view of the file.
+        Consecutive rows of a raw pack are returned without a copy, as a read-only view of the file.
 
         Args:
             rows: Rows to decode, in this order. Defaults to all.
@@ -258,10 +273,11 @@ class Pack:
             (P,) uint8 pixels of the images (H, W, 3), concatenated; (N,) int64 start of each; (N,
             2) int64 heights and widths.
         """
-        if rows is None and self.encoding == "raw" and isinstance(self._bytes, np.ndarray):
-            return self._bytes, self._offsets, self.sizes
         chosen = np.arange(len(self)) if rows is None else np.asarray(rows, np.int64)
         sizes = self.sizes[chosen]
+        if self.encoding == "raw" and isinstance(self._bytes, np.ndarray) and len(chosen) and (np.diff(chosen) == 1).all():
+            begin, end = self._offsets[chosen[0]], self._offsets[chosen[-1]] + self.lengths[chosen[-1]]
+            return self._bytes[begin:end], self._offsets[chosen] - begin, sizes
         ends = (sizes.prod(1) * 3).cumsum()
         offsets = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(chosen)]
         pixels = np.empty(int(ends[-1]) if len(chosen) else 0, np.uint8)
@@ -274,10 +290,8 @@ class Pack:
                 pixels[offsets[number] : ends[number]] = self.picture(int(chosen[number])).reshape(-1)
             return len(numbers)
 
-        few = 32  # images per task: enough to make scheduling cheap, few enough for a smooth progress bar
-        tasks = [range(start, min(start + few, len(chosen))) for start in range(0, len(chosen), few)]
         done = 0
-        with closing(map_in_order(fill, tasks, workers or count_cores())) as counts:
+        with closing(map_in_order(fill, self._groups(len(chosen)), workers or count_cores())) as counts:
             for count in counts:
                 done += count
                 if progress is not None:

@@ -87,11 +87,12 @@ def write(
 
 
 class Entry(NamedTuple):
-    """An encoded image and its size in pixels."""
+    """An encoded image, its size in pixels, and its hash."""
 
     data: bytes
     height: int
     width: int
+    sha256: bytes
 
 
 def entry(
@@ -133,7 +134,7 @@ def entry(
             data = encode(small, encoding, quality)
         except (OSError, ValueError) as error:  # WebP allows 16,383 pixels per side, JPEG 65,535
             raise UnimetricError(f"{source}: cannot be stored as {encoding} ({error})", "set `short_side`, or use `png`") from None
-    return Entry(data, small.height, small.width)
+    return Entry(data, small.height, small.width, hashlib.sha256(data).digest())
 
 
 class Footer:
@@ -149,7 +150,7 @@ class Footer:
     def __init__(self, table: Table, settings: dict[str, Any]) -> None:
         self.table, self.settings = table, settings
         self.names = relative_names(table.paths)
-        self.digest = hashlib.sha256()
+        self.digest, self.tree = hashlib.sha256(), hashlib.sha256()
         self.rows: list[int] = []
         self.skipped: list[list[str]] = []
         self.columns: dict[str, list[int]] = {"offset": [], "length": [], "height": [], "width": []}
@@ -158,6 +159,7 @@ class Footer:
     def add(self, row: int, entry: Entry) -> None:
         """Add a row whose data has been written."""
         self.digest.update(entry.data)
+        self.tree.update(entry.sha256)
         self.rows.append(row)
         values = (self.offset, len(entry.data), entry.height, entry.width)
         for column, value in zip(self.columns.values(), values, strict=True):
@@ -175,6 +177,7 @@ class Footer:
             "version": VERSION,
             **self.settings,
             "sha256": self.digest.hexdigest(),
+            "tree": self.tree.hexdigest(),
             **self.columns,
             "skipped": self.skipped,
             "names": [self.names[row] for row in self.rows],
