@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,3 +80,10 @@ def test_compiled_graphs_survive_in_the_cache_of_the_user(tmp_path: Path, monkey
     (tmp_path / "cache").unlink()
     open_fabric(RunConfig(device="cpu"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
+
+
+def test_torchmetrics_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "torchmetrics.py").write_text("__version__ = '1.0.0'")
+    code = "import sys, unimetric.runs.device; sys.exit('torchmetrics' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

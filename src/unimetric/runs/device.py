@@ -1,7 +1,7 @@
 """Device, precision and strategy of a run, by Lightning Fabric.
 
-Either package that contains Fabric is accepted. `lightning-fabric` is the dependency: it loads in half the time of
-`lightning`, which imports torchmetrics to read its version.
+Either package that contains Fabric is accepted. `lightning-fabric` is the dependency: `lightning` requires torchmetrics, which takes
+as long to import as PyTorch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ if TYPE_CHECKING:
     VERSION = ""
 else:
     try:
-        from lightning_fabric import Fabric
-        from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
-        from lightning_fabric.strategies import DDPStrategy
+        # Fabric imports torchmetrics, where it is installed, only to compare its version. None makes that import fail.
+        hidden = sys.modules.setdefault("torchmetrics", None) is None
+        try:
+            from lightning_fabric import Fabric
+            from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+            from lightning_fabric.strategies import DDPStrategy
+        finally:
+            if hidden:
+                del sys.modules["torchmetrics"]
 
         VERSION = version("lightning-fabric")  # raises an ImportError if only `lightning` is installed
     except ImportError:
