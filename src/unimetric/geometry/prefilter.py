@@ -58,16 +58,14 @@ _ENGINE = _fastest_engine()
 def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     """Return whether the prefilter is likely to save time and fits the memory.
 
-    It was timed on ARM, and on x86 with VNNI, where it pays for more points. Other processors have
-    slower eight-bit products.
+    It was timed on ARM and on x86 with VNNI. Other processors have slower eight-bit products.
 
     Args:
         points: All points.
         k: Number of neighbors.
         memory: Bytes available to the search.
     """
-    arm = platform.machine() in ("aarch64", "arm64")
-    fast = len(points) >= (4 if arm else 8) * _SIDE and (arm or torch.cpu._is_vnni_supported())
+    fast = len(points) >= 4 * _SIDE and (platform.machine() in ("aarch64", "arm64") or torch.cpu._is_vnni_supported())
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
     bytes_ = len(points) * (32 * _shortlist(k) + 4 * points.shape[1]) + 4 * _SIDE**2
     return bool(_ENGINE) and fast and kind and k <= 32 and bytes_ <= memory
