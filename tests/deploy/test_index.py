@@ -248,8 +248,44 @@ def test_update_touches_only_what_has_changed(index: Index, images: Path, monkey
         assert np.allclose(np.frombuffer(vector, np.float32), np.frombuffer(after[key][0], np.float32), atol=1e-6)
 
 
-def test_file_changed_within_its_time_stamp_is_found(run: Path, images: Path, tmp_path: Path) -> None:
+def test_update_opens_its_model_once_and_if_needed(run: Path, index: Index, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    for name in ("open_own", "open_model"):
+        original = getattr(building, name)
+        monkeypatch.setattr(building, name, lambda *args, name=name, original=original: opened.append(name) or original(*args))
+    assert build(run, images, index.path, workers=0)["added"] == 0 and not opened
+    letter(images / "new" / "1.png", 1)
+    assert build(run, images, index.path, workers=0)["added"] == 1 and opened == ["open_own"]
+    with pytest.raises(UnimetricError, match="nonsense"):
+        build(run, images, index.path, workers=0, nonsense=1)
+    (index.path / "model" / "model.safetensors").write_bytes(b"damaged")
+    letter(images / "new" / "2.png", 2)
+    before = (index.path / "index.toml").read_text()
+    with pytest.raises(UnimetricError, match=r"model/model\.safetensors: unreadable"):
+        build(run, images, index.path, workers=0)
+    assert (index.path / "index.toml").read_text() == before
+
+
+def test_update_embeds_new_images_in_one_batch(index: Index, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[int] = []
+    embed = building.Embedder.embed
+    monkeypatch.setattr(building.Embedder, "embed", lambda self, crops: embedded.append(len(crops)) or embed(self, crops))
+    for count in (20, 3):
+        for path in sorted(images.rglob("*.png"))[::5]:
+            os.utime(path)  # read again, but not embedded
+        for row in range(count):
+            letter(images / f"class {count}" / f"{row}.png", row)
+        assert index.update(workers=0) == {"added": count, "changed": 0, "deleted": 0, "unreadable": 0}
+    assert len(embedded) == 2
+
+
+@pytest.mark.parametrize("delay", [0.0, building._RACE / 1e9])
+def test_file_changed_within_its_time_stamp_is_found(
+    run: Path, images: Path, tmp_path: Path, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = sorted(images.rglob("*.png"))[0]
+    write = building._Build.write
+    monkeypatch.setattr(building._Build, "write", lambda *args: time.sleep(delay) or write(*args))  # the file is read before
     now = time.time_ns()
     os.utime(path, ns=(now, now))
     index = Index.create(run, images, tmp_path / "my.index", workers=0)

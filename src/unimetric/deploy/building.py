@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from unimetric.analysis.calibrate import read_calibration
-from unimetric.config import RunConfig, from_settings
+from unimetric.config import RunConfig, from_settings, load
 from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
 from unimetric.deploy.export import without_weights, write_model
@@ -48,10 +50,13 @@ from unimetric.kinds import Loss, Store
 from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import lock_folder, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
+from unimetric.runs.weights import hash_tensors
 from unimetric.spec import bind_arguments, create, declaration, names, parse
 
 #: Images and seconds after which a shard is written.
 _SHARD, _SECONDS = 4096, 60.0
+#: Images up to which this process reads alone. After a fork, the network copies its memory page by page, which takes longer.
+_ALONE = 64
 #: Settings that depend on the machine, not on the index.
 _LOCAL = ("device", "precision", "evaluate_batch")
 #: Nanoseconds in which a file may change twice without a new time.
@@ -149,19 +154,19 @@ def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, 
 
 def _prepare(
     model: str | Path | None, path: Path, *, store: str | None, labels: bool | None, settings: dict[str, Any]
-) -> tuple[Facts, RunConfig, Any]:
-    """Open the model of a new or of an existing index.
+) -> tuple[Facts, Callable[[], tuple[RunConfig, Any]]]:
+    """Open the model of a new index, or compare it with that of an existing index.
 
     Returns:
-        The facts of the index, and settings and model.
+        The facts of the index, and a function that returns settings and model. An update without new images does not call it.
     """
     if check_index(path):
         facts = Facts.read(path)
         weights = ""
         if model is not None and os.path.abspath(model) != os.path.abspath(path / facts.model):
-            weights = weights_of(_merged(open_model(model, settings)[1]))
+            weights = _find_weights(model, facts.weights, settings)
         facts = check_same(facts, weights=weights, store=store, labels=labels, path=path)
-        return facts, *open_own(path, facts, _local(settings))
+        return facts, lambda: open_own(path, facts, _local(settings))
     if model is None:
         Facts.read(path)  # raises an error
     assert model is not None
@@ -180,7 +185,20 @@ def _prepare(
         placement=placement,
         runtime=format_of(network.path) if isinstance(network, Exported) else "torch",
     )
-    return facts, config, network
+    return facts, lambda: (config, network)
+
+
+def _find_weights(model: str | Path, expected: str, settings: dict[str, Any]) -> str:
+    """Return the hash of the weights of a model.
+
+    A model whose file contains the expected weights is not built, which takes as long as embedding several images.
+    """
+    folder = Path(model)
+    with contextlib.suppress(OSError, SafetensorError):  # `open_model` raises the error
+        if hash_tensors(load_file(folder / "model.safetensors")).hex() == expected:
+            overridden(load(folder / "config.toml"), settings, folder)  # checks the settings
+            return expected
+    return weights_of(_merged(open_model(model, settings)[1]))
 
 
 def _local(settings: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +247,7 @@ def build(
         Numbers of images: `added`, `changed`, `deleted`, `unreadable` (of all).
     """
     _check_folder(path)
-    facts, config, network = _prepare(model, path, store=store, labels=labels, settings=settings)
+    facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
     known = {key: TYPES[kind] for key, kind in facts.columns.items()}
     images = open_source(source, labels=facts.labels, known=known)
     if cluster is not None:
@@ -249,10 +267,9 @@ def build(
             )
         ledger = Ledger(path / LEDGER)
         stack.callback(ledger.close)
-        loss = loss_with_geometry(config, network.dim)
         count = min(16, count_cores()) if workers is None else workers
         given = None if check_index(path) else model
-        run = _Build(path, facts, config, network, loss, held, ledger, images, count, cluster, progress, note or (lambda text: None), given)
+        run = _Build(path, facts, opened, held, ledger, images, count, cluster, progress, note or (lambda text: None), given)
         return run.run()
 
 
@@ -283,9 +300,7 @@ class _Build:
 
     path: Path
     facts: Facts
-    config: RunConfig
-    model: Any
-    loss: Loss | None
+    opened: Callable[[], tuple[RunConfig, Any]]
     store: Store
     ledger: Ledger
     source: Source
@@ -294,15 +309,24 @@ class _Build:
     progress: Progress | None
     note: Callable[[str], None]
     given: str | Path | None  # model of a new index, until it is written
+    begun: int = 0  # time in nanoseconds at which listing began
     counts: dict[str, int] = field(default_factory=lambda: {"added": 0, "changed": 0, "deleted": 0})
+    # These are set when there are images to embed, and before anything is written.
+    config: RunConfig = field(init=False)
+    model: Any = field(init=False)
+    loss: Loss | None = field(init=False)
 
     def run(self) -> dict[str, int]:
         before = self.facts
+        self.begun = time.time_ns()
         work, gone, unnamed = self.ledger.compare(self.source.files())
         for problem in self.source.problems:
             self.note(f"{problem}; images in it are neither added nor deleted")
         gone = 0 if self.source.problems else gone
         self._check_listing(work, gone)
+        if work or self.given is not None:
+            self.config, self.model = self.opened()
+            self.loss = loss_with_geometry(self.config, self.model.dim)
         self.facts = replace(self.facts, source=self.source.text, root=self.source.root)
         self.facts = replace(self.facts, columns=self.facts.columns | {key: kind.__name__ for key, kind in self.source.columns.items()})
         if work or gone or self.facts.state != "ready" or self.facts != before:
@@ -387,7 +411,7 @@ class _Build:
 
         shard: list[tuple[Work, Reading]] = []
         found: list[Tensor] = []
-        chunks = embedder.read(items(), workers=self.workers)
+        chunks = embedder.read(items(), workers=self.workers if total > _ALONE else 0)
         if self.given is not None:  # a new model is written while processes read the first images
             self._write_model()
             embedder = open_embedder(self.config, self.model)
@@ -433,7 +457,7 @@ class _Build:
         """Write a shard to the store, and return what the ledger must know of it."""
         vectors, valid = self.place(embeddings)
         works, rows, failed, altered, record = [], [], [], [], []
-        row, now = -1, time.time_ns()
+        row = -1
         for work, reading in shard:
             problem = reading.problem
             row += reading.embedded
@@ -446,8 +470,8 @@ class _Build:
                 rows.append(row)
             elif work.altered:
                 altered.append(work)
-            # A file that was written just now may be written again without a new time, so its time is not trusted.
-            mtime = -1 if now - work.mtime < _RACE else work.mtime
+            # A file that was written just before it was listed may be written again without a new time, so its time is not trusted.
+            mtime = -1 if self.begun - work.mtime < _RACE else work.mtime
             record.append((work, reading.digest, problem or None, mtime))
         if works:
             some = vectors if len(rows) == len(vectors) else vectors[rows]

@@ -29,7 +29,8 @@ create temp table if not exists listed (
     columns text, hash blob, primary key (folder, name)
 ) without rowid;
 """
-#: Listed files that are new or differ. `known` is the digest of the stored image if only the time of the file is different.
+#: Listed files that are new or differ. `known` is the digest of the stored image if only the time of the file is different. Such
+#: files come last, because most of them are not embedded, and others then fill their batches.
 _DIFFERENCES = """
 create temp table work as
     select listed.folder as folder, listed.name as name, listed.size as size, listed.mtime as mtime, listed.columns as columns,
@@ -41,7 +42,7 @@ create temp table work as
     from listed left join files on files.folder = listed.folder and files.name = listed.name
     where files.name is null or files.size <> listed.size or files.mtime <> listed.mtime
           or (files.columns is not listed.hash and files.reason is null)
-    order by listed.folder, listed.name;
+    order by known is not null, listed.folder, listed.name;
 create temp table gone as
     select files.folder as folder, files.name as name, files.reason is not null as failed
     from files left join listed on files.folder = listed.folder and files.name = listed.name
@@ -152,7 +153,10 @@ class Ledger:
         return work, gone, problems
 
     def work(self, batch: int = 1024) -> Iterator[Work]:
-        """Yield the new and different files of the last comparison, folder by folder."""
+        """Yield the new and different files of the last comparison.
+
+        Files that must be embedded come first, folder by folder.
+        """
         last = 0
         while True:
             rows = self._base.execute(
