@@ -86,14 +86,14 @@ def test_no_two_pictures_are_the_same(pack: Pack) -> None:
     assert len({picture.tobytes() for picture in pictures}) == len(pack)
 
 
-def test_broken_cache_is_drawn_anew_with_the_same_bytes(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cache_is_drawn_anew_with_the_same_pixels(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(pack.path)
     whole = file.read_bytes()
     copy = tmp_path / file.name
     copy.write_bytes(whole[: len(whole) // 2])
     monkeypatch.setenv("UNIMETRIC_CACHE", str(tmp_path))
     again = glyphs()
-    assert copy.read_bytes() == whole
+    assert Pack.open(copy).fingerprint == pack.fingerprint
     assert again.paths[0] == f"{copy}::0"
 
 

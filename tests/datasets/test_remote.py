@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -162,6 +163,22 @@ def test_index_of_addresses_equals_that_of_files(
     hit = away.search(away.image_path(next(iter(content(away)))), k=1)[0]
     assert hit.path.startswith(base) and hit.score > 0.999
     assert away.update() == {"added": 0, "changed": 0, "deleted": 0, "unreadable": 0}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")
+def test_processes_do_not_close_the_connections_of_this_one(server: Server) -> None:
+    address = f"{server.url}/letters-0.tar"
+    code = f"""
+import gc, os
+from unimetric.images.remote import file_status
+for turn in range(3):
+    file_status({address!r})
+    if (child := os.fork()) == 0:
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_tar_files_are_read_sequentially(server: Server, files: Path, model: Path, tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ _BLOCK, _GAP = 1 << 23, 1 << 16
 _THREADS = 32
 _CREDENTIALS = "set credentials as the fsspec package of this storage describes"
 
+#: File systems of this process. After a fork, fsspec drops them. Closing their connections would remove these from the event loop that the
+#: child shares with its parent, which would then wait for an answer forever.
+_KEPT: dict[int, Any] = {}
+
 _Result = TypeVar("_Result")
 
 
@@ -106,7 +110,9 @@ def open_storage(place: str) -> tuple[Any, str]:
     except ModuleNotFoundError:
         raise UnimetricError(f"{place}: remote storage requires fsspec", "pip install 'unimetric[storage]'") from None
     try:
-        return fsspec.core.url_to_fs(place)
+        files, inner = fsspec.core.url_to_fs(place)
+        _KEPT[id(files)] = files
+        return files, inner
     except ImportError as error:  # the message of fsspec names the package of the protocol
         raise UnimetricError(f"{place}: cannot be reached: {error}", "install that package with pip") from None
     except ValueError as error:
