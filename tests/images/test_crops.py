@@ -107,7 +107,8 @@ def test_crops_equal_those_on_the_whole_canvas(epoch: int | None, options: dict,
     if not draws.crop_first:  # a filter may read the whole image
         plan[[2, 6]], plan[[3, 7]] = 0, sizes.T
     whole = squares(*in_memory(images), torch.from_numpy(plan), loader.cropper.mean, loader.cropper.std, view.recipe, (200, 300))
-    torch.testing.assert_close(next(loader.load([(rows, view)])), whole, atol=2e-6, rtol=0)
+    # Products of other sizes may add in another order. One of 255 levels is 0.02.
+    torch.testing.assert_close(next(loader.load([(rows, view)])), whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [(0.08, 1.0), None])
