@@ -93,7 +93,7 @@ def test_broken_cache_is_drawn_anew_with_the_same_pixels(pack: Pack, tmp_path: P
     copy.write_bytes(whole[: len(whole) // 2])
     monkeypatch.setenv("UNIMETRIC_CACHE", str(tmp_path))
     again = glyphs()
-    assert Pack.open(copy).fingerprint == pack.fingerprint
+    assert np.array_equal(Pack.open(copy).decoded()[0], pack.decoded()[0])
     assert again.paths[0] == f"{copy}::0"
 
 

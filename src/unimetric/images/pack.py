@@ -6,8 +6,8 @@ by byte ranges at an address such as `s3://bucket/cub.pack`. It stores the hash 
     magic (8) | images, concatenated | footer, JSON under zlib
     | sha256 of the footer (32) | its length (8) | magic (8)
 
-The footer holds the format version, the image encoding, the sha256 of all images and that of their
-hashes (`tree`), the offset, height and width of each, the whole `Table`, and the skipped images. It
+The footer holds the format version, the image encoding, the sha256 of the images' sha256 (before version
+2: of the images), the offset, height and width of each, the whole `Table`, and the skipped images. It
 contains no absolute path: image names are relative to their common folder.
 
 Images are read as the papers read them: by Pillow, with `convert("RGB")`, ignoring the EXIF
@@ -36,7 +36,7 @@ from unimetric.images.remote import RemoteBytes, is_remote, open_file
 from unimetric.images.table import COLUMNS, Table
 
 MAGIC = b"UNIPACK\x01"
-VERSION = 1
+VERSION = 2
 _TAIL = 32 + 8 + len(MAGIC)
 ENCODINGS = ("raw", "jpeg", "webp", "png")
 
@@ -108,7 +108,7 @@ class Pack:
         sizes: (N, 2) int64 height and width.
         lengths: (N,) int64 number of stored bytes.
         encoding: `raw`, `jpeg`, `webp` or `png`.
-        sha256: Hash of the bytes of all images.
+        sha256: Hash of the hashes of all images; before version 2, of their bytes.
         skipped: (name, reason) of each image that was skipped when the pack was written.
     """
 
@@ -188,23 +188,24 @@ class Pack:
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise UnimetricError(f"{path}: its table cannot be parsed ({error})", again) from None
         # Downloading all images to check them would take as long as an epoch.
-        if verify and not is_remote(path) and not pack._has_hash(content):
+        if verify and not is_remote(path) and pack._hash(content["version"]) != pack.sha256:
             raise UnimetricError(f"{path}: its images were modified", again)
         OPEN_PACKS[path] = pack
         return pack
 
-    def _has_hash(self, footer: dict[str, Any]) -> bool:
-        if "tree" in footer:  # all cores compute the hashes of the images
-
-            def hashes(rows: range) -> bytes:
-                return b"".join(hashlib.sha256(self._span(row).data).digest() for row in rows)
-
-            leaves = b"".join(map_in_order(hashes, self._groups(len(self)), count_cores()))
-            return hashlib.sha256(leaves).hexdigest() == footer["tree"]
+    def _hash(self, version: int) -> str:
         digest = hashlib.sha256()
-        for start in range(0, len(self._bytes), CHUNK):
-            digest.update(self._bytes[start : start + CHUNK].data)
-        return digest.hexdigest() == self.sha256
+        if version == 1:  # one core, from the first byte to the last
+            for start in range(0, len(self._bytes), CHUNK):
+                digest.update(self._bytes[start : start + CHUNK].data)
+            return digest.hexdigest()
+
+        def hashes(rows: range) -> bytes:
+            return b"".join(hashlib.sha256(self._span(row).data).digest() for row in rows)
+
+        for part in map_in_order(hashes, self._groups(len(self)), count_cores()):
+            digest.update(part)
+        return digest.hexdigest()
 
     @staticmethod
     def _groups(count: int) -> list[range]:

@@ -150,7 +150,7 @@ class Footer:
     def __init__(self, table: Table, settings: dict[str, Any]) -> None:
         self.table, self.settings = table, settings
         self.names = relative_names(table.paths)
-        self.digest, self.tree = hashlib.sha256(), hashlib.sha256()
+        self.digest = hashlib.sha256()
         self.rows: list[int] = []
         self.skipped: list[list[str]] = []
         self.columns: dict[str, list[int]] = {"offset": [], "length": [], "height": [], "width": []}
@@ -158,8 +158,7 @@ class Footer:
 
     def add(self, row: int, entry: Entry) -> None:
         """Add a row whose data has been written."""
-        self.digest.update(entry.data)
-        self.tree.update(entry.sha256)
+        self.digest.update(entry.sha256)
         self.rows.append(row)
         values = (self.offset, len(entry.data), entry.height, entry.width)
         for column, value in zip(self.columns.values(), values, strict=True):
@@ -177,7 +176,6 @@ class Footer:
             "version": VERSION,
             **self.settings,
             "sha256": self.digest.hexdigest(),
-            "tree": self.tree.hexdigest(),
             **self.columns,
             "skipped": self.skipped,
             "names": [self.names[row] for row in self.rows],
