@@ -78,7 +78,7 @@ def bare() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--pictures", type=int, help="images of the pack; 4,000 on a GPU, 800 on a CPU")
+    parser.add_argument("--images", type=int, help="images of the pack; 4,000 on a GPU, 800 on a CPU")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     import torch
@@ -88,7 +88,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if cuda else 'cpu'}{', compiled' if options.compile else ''}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        count = options.pictures or (4000 if cuda else 800)
+        count = options.images or (4000 if cuda else 800)
         made_up_pack(folder / "photos.pack", smooth(256, 340), count=count, test_classes=count // 100, encoding="jpeg")
         pack = f"dataset=pack(path='{folder / 'photos.pack'}')"
         caches = {"UNIMETRIC_CACHE": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}

@@ -55,7 +55,7 @@ from unimetric.spec import bind_arguments, create, declaration, names, parse
 
 #: Images and seconds after which a shard is written.
 _SHARD, _SECONDS = 4096, 60.0
-#: Images up to which this process reads alone. After a fork, the network copies its memory page by page, which takes longer.
+#: Images up to which this process reads alone, because starting others takes longer than they save.
 _ALONE = 64
 #: Settings that depend on the machine, not on the index.
 _LOCAL = ("device", "precision", "evaluate_batch")

@@ -256,7 +256,8 @@ class Streamed:
         if table.paths and all(map(located, table.paths)):
             # Not compiled: the number of pixels differs from batch to batch.
             cropper = Cropper(table, where=device, mean=mean, std=std)
-            # A batch is padded to a common size. If most images are much smaller than the largest, workers crop faster.
+            # Workers crop if a few images are much larger than the others. The canvas no longer grows with these, but the crops of
+            # existing runs must stay rounded as they are.
             if cropper.sizes.max(0).prod() <= 4 * cropper.sizes.prod(1).mean():
                 self.cropper = cropper
 
