@@ -10,6 +10,7 @@ import pytest
 from unimetric.datasets.glyphs import glyphs, instances, look_alikes
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import Pack
+from unimetric.images.packing import write
 from unimetric.images.table import Table
 from unimetric.spec import create
 
@@ -86,14 +87,16 @@ def test_no_two_pictures_are_the_same(pack: Pack) -> None:
     assert len({picture.tobytes() for picture in pictures}) == len(pack)
 
 
-def test_broken_cache_is_drawn_anew_with_the_same_pixels(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cache_is_drawn_anew_with_the_same_bytes(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(pack.path)
     whole = file.read_bytes()
     copy = tmp_path / file.name
     copy.write_bytes(whole[: len(whole) // 2])
     monkeypatch.setenv("UNIMETRIC_CACHE", str(tmp_path))
     again = glyphs()
-    assert np.array_equal(Pack.open(copy).decoded()[0], pack.decoded()[0])
+    # The cache may contain a pack of an earlier version, so write its images and table in the current format.
+    write(tmp_path / "whole.pack", pack.table, short_side=None, encoding="raw")
+    assert copy.read_bytes() == (tmp_path / "whole.pack").read_bytes()
     assert again.paths[0] == f"{copy}::0"
 
 
