@@ -137,7 +137,8 @@ class Results:
         if runs:
             found = {key: sorted({run[key] for run in runs}) for key in ("device", "commit", "date")}
             seeds = sorted({run["settings"].get("seed", 0) for run in runs})
-            source = f"{', '.join(found['device'])}; commits {', '.join(found['commit'])} ({' to '.join(dict.fromkeys(found['date']))}); "
+            dates = " to ".join(dict.fromkeys((found["date"][0], found["date"][-1])))
+            source = f"{', '.join(found['device'])}; commits {', '.join(found['commit'])} ({dates}); "
             source += f"seeds {', '.join(map(str, seeds))}. "
         lines = [["", *(column["head"] for column in columns)], ["---"] * (len(columns) + 1)]
         lines += [[row["label"], *(self.cell(table, row, column) for column in columns)] for row in rows]
