@@ -96,7 +96,6 @@ def main() -> None:
         height, width = SIZES[options.network]
         made_up_pack(path, noise(height, width), count=max(1400, options.batch * 5 // 4 // 20 * 20))
         device = torch.device(options.device)
-        torch.backends.cudnn.benchmark = cuda
         for name, objective, head, _ in OBJECTIVES:
             if not name.startswith(wanted):
                 continue

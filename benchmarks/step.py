@@ -79,7 +79,6 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
         **settings,
     )
     fabric = open_fabric(config)
-    torch.backends.cudnn.benchmark = fabric.device.type == "cuda"
     with Display(quiet=True) as display:
         stage = build_training_state(config, fabric, display)
     device, batch = fabric.device, config.batch_size

@@ -1,3 +1,4 @@
+import importlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from unimetric.config import RunConfig, load
-from unimetric.runs.device import evaluation_batch, keep_freed_memory, open_fabric, resource
+from unimetric.runs.device import Fabric, evaluation_batch, keep_freed_memory, open_fabric, resource
 from unimetric.runs.embed import embed_all
 from unimetric.runs.model import build_model
 from unimetric.spec import create
@@ -87,3 +88,14 @@ def test_torchmetrics_is_not_imported(tmp_path: Path) -> None:
     code = "import sys, unimetric.runs.device; sys.exit('torchmetrics' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+def test_one_device_does_not_look_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def initialize() -> bool:
+        raise AssertionError("MPI was initialized")
+
+    environment = importlib.import_module(Fabric.__module__.rpartition(".")[0] + ".plugins.environments.mpi").MPIEnvironment
+    monkeypatch.setattr(environment, "detect", staticmethod(initialize))
+    assert open_fabric(RunConfig(device="cpu")).world_size == 1
+    with pytest.raises(AssertionError, match="MPI"):
+        open_fabric(RunConfig(device="cpu:2"), several=True)

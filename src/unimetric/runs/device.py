@@ -33,6 +33,7 @@ except ModuleNotFoundError:  # Windows
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+    from lightning_fabric.plugins.environments import LightningEnvironment
     from lightning_fabric.strategies import DDPStrategy
 
     VERSION = ""
@@ -43,6 +44,7 @@ else:
         try:
             from lightning_fabric import Fabric
             from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+            from lightning_fabric.plugins.environments import LightningEnvironment
             from lightning_fabric.strategies import DDPStrategy
         finally:
             if hidden:
@@ -52,6 +54,7 @@ else:
     except ImportError:
         from lightning.fabric import Fabric
         from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
+        from lightning.fabric.plugins.environments import LightningEnvironment
         from lightning.fabric.strategies import DDPStrategy
 
         VERSION = version("lightning")
@@ -94,13 +97,16 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         keep_freed_memory()
         _settle_kernels(precision)
     try:
-        count = int(devices) if devices else 1
+        wanted = int(devices) if devices else 1
+        count = wanted if several else 1
         return Fabric(
             accelerator="cuda" if cuda else ("cpu" if accelerator == "auto" else accelerator),
-            devices=count if several else 1,
+            devices=count,
             precision=precision,
             strategy=config.strategy if several else "auto",
             loggers=loggers,
+            # One device is not part of a cluster. Fabric would look for one, and initialize MPI where mpi4py is installed.
+            plugins=LightningEnvironment() if count == 1 else None,
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise UnimetricError(f"cannot open the device: {error}", "check `device`, `precision` and `strategy`") from None

@@ -52,7 +52,6 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     fabric = open_fabric(config, loggers=open_logger(config, folder), several=True)
     fabric.launch()
     main = fabric.global_rank == 0
-    torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # shapes are static, so one search for the fastest kernels pays
 
     with RankWatch(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
