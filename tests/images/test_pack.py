@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import Pack, decode
@@ -151,11 +151,44 @@ def test_floating_point_pixels_are_rejected(tmp_path: Path) -> None:
     assert "convert it to 8 bits" in caught.value.hint
 
 
-def test_exif_orientation_is_ignored(tmp_path: Path) -> None:
+def save_turned(file: Path, pixels: np.ndarray, orientation: int) -> None:
+    """Store an image as a camera in another position does."""
+    undo = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, 1)
+    image, exif = Image.fromarray(pixels), Image.Exif()
+    image.getexif()[0x0112] = undo
+    exif[0x0112] = orientation
+    ImageOps.exif_transpose(image).save(file, exif=exif, **({"lossless": True} if file.suffix == ".webp" else {}))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("ending", [".png", ".webp", ".tiff"])
+def test_images_are_turned_by_their_exif_orientation(tmp_path: Path, ending: str, orientation: int) -> None:
+    upright = smooth(20, 30, 1)
+    save_turned(tmp_path / f"a{ending}", upright, orientation)
+    np.testing.assert_array_equal(decode(str(tmp_path / f"a{ending}")), upright)
+
+
+def test_turned_images_of_other_kinds_and_boxes(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 600, dtype=np.uint16).reshape(20, 30)
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    Image.fromarray(smooth(20, 30, 1)).save(tmp_path / "a.jpg", exif=exif)
-    assert decode(str(tmp_path / "a.jpg")).shape == (20, 30, 3)
+    exif[0x0112] = 6
+    Image.fromarray(ramp).save(tmp_path / "gray.png", exif=exif)
+    np.testing.assert_array_equal(decode(str(tmp_path / "gray.png"))[:, :, 0], np.rot90(ramp // 256, -1))
+    save_turned(tmp_path / "a.png", smooth(20, 30, 1), 6)
+    stored = np.asarray(Image.open(tmp_path / "a.png"))
+    np.testing.assert_array_equal(decode(f"{tmp_path / 'a.png'}#xywh=2,3,10,12"), np.rot90(stored[3:15, 2:12], -1))
+    Image.fromarray(smooth(20, 30, 1)).save(tmp_path / "damaged.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    assert decode(str(tmp_path / "damaged.jpg")).shape == (20, 30, 3)
+
+
+def test_packs_store_images_upright(tmp_path: Path) -> None:
+    save_turned(tmp_path / "a.jpg", smooth(40, 60, 1), 6)
+    table = table_of([str(tmp_path / "a.jpg")] * 2)
+    for encoding in ("raw", "jpeg", "png"):
+        pack = write(tmp_path / f"{encoding}.pack", table, encoding=encoding)
+        assert pack.sizes[0].tolist() == [40, 60]
+        assert np.abs(pack.picture(0).astype(int) - decode(table.paths[0])).mean() < (3 if encoding == "jpeg" else 1e-9)
+        assert Image.open(io.BytesIO(pack.picture_bytes(0))).getexif().get(0x0112, 1) == 1 if encoding != "raw" else True
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])

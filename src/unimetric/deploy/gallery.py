@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from unimetric.analysis.projection import project
 from unimetric.deploy.embedding import crop_center
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
-from unimetric.images.decode import FORMATS, MOST_PIXELS, parse_image, read_bytes
+from unimetric.images.decode import FORMATS, MOST_PIXELS, load_image, parse_image, read_bytes
 from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
 from unimetric.images.regions import split_box
@@ -224,7 +224,7 @@ def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
         format_of(data, name, most // 4)
     with _turn(large):
         try:
-            image = parse_image(data, name)[0]
+            image = parse_image(data, name, hint="send another one")[0]
         except UnimetricError as error:
             if large:
                 error.__traceback__ = error.__context__ = None  # they hold the image
@@ -277,17 +277,7 @@ def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
         side: Pixels of the longer side.
         quality: Quality of the JPEG file.
     """
-    if located(path):
-        image = Image.fromarray(decode(path))
-    else:
-        data = read_bytes(path)
-        orientation = 1
-        with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-            orientation = header.getexif().get(0x0112, 1)
-        image = parse_image(data, path, split_box(path)[1])[0]
-        if orientation != 1:
-            image.getexif()[0x0112] = orientation
-            image = ImageOps.exif_transpose(image)
+    image = Image.fromarray(decode(path)) if located(path) else load_image(path)[0]
     image.thumbnail((side, side))
     out = io.BytesIO()
     image.save(out, "JPEG", quality=quality)

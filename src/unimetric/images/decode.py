@@ -1,6 +1,7 @@
 """Decode, shrink and encode one image.
 
-Images are read as the papers read them: by Pillow, with `convert("RGB")`, ignoring the EXIF orientation. Numpy and Pillow only.
+Images are read as the papers read them, by Pillow with `convert("RGB")`, and then turned upright by their EXIF orientation: phones store
+photos as the sensor lies. Numpy and Pillow only.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import warnings
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from unimetric.errors import UnimetricError
 from unimetric.images.members import check_member, span_of, split_member
@@ -28,6 +30,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 #: Maximum number of pixels of an image: Pillow's limit for a decompression bomb. Defined here so that
 #: no other package can disable it.
 MOST_PIXELS = 178_956_970
+_ORIENTATION = 0x0112
+warnings.filterwarnings("ignore", message="Corrupt EXIF data")
 _SKIP_HINT = 'fix or remove it, or skip such images with `on_bad_picture = "skip"` or `unimetric pack --skip-bad`'
 
 
@@ -76,20 +80,30 @@ def image_size(path: str) -> tuple[int, int] | None:
         return None
 
 
-def parse_image(data: bytes, name: str, box: Box | None = None) -> tuple[Image.Image, bytes, str]:
-    """Decode an image from bytes, and crop it to a box.
+def parse_image(
+    data: bytes, name: str, box: Box | None = None, *, upright: bool = True, hint: str = _SKIP_HINT
+) -> tuple[Image.Image, bytes, str]:
+    """Decode an image from bytes, crop it to a box, and turn it upright.
+
+    Args:
+        data: Content of the file.
+        name: Name for errors.
+        box: Box in the stored pixels.
+        upright: Whether to turn the image by its EXIF orientation.
+        hint: Hint of errors.
 
     Returns:
         The RGB image, its bytes, and their format if they can be stored as they are (else "").
     """
     if not data:
-        raise UnimetricError(f"{name}: is empty", _SKIP_HINT)
+        raise UnimetricError(f"{name}: is empty", hint)
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        file = image
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
-            raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {_SKIP_HINT}")
+            raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {hint}")
         native = (image.format or "").lower() if image.mode == "RGB" else ""
         if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
@@ -98,17 +112,33 @@ def parse_image(data: bytes, name: str, box: Box | None = None) -> tuple[Image.I
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
         if image.mode != "RGB":
-            return image.convert("RGB"), data, native
+            image = image.convert("RGB")
         image.load()  # a conversion to the same mode would copy all pixels
-        return image, data, native
+        turned = _turn(image, file) if upright else image
+        return turned, data, native if turned is image else ""
     except (MemoryError, UnimetricError):
         raise
     except Image.UnidentifiedImageError:
-        raise UnimetricError(f"{name}: is not an image", _SKIP_HINT) from None
+        raise UnimetricError(f"{name}: is not an image", hint) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise UnimetricError(f"{name}: has more than {MOST_PIXELS // 10**6} megapixels, a decompression bomb", _SKIP_HINT) from None
+        raise UnimetricError(f"{name}: has more than {MOST_PIXELS // 10**6} megapixels, a decompression bomb", hint) from None
     except Exception as error:  # decoders raise many types for a broken file: OSError, SyntaxError, struct.error, ...
-        raise UnimetricError(f"{name}: cannot be decoded ({error})", _SKIP_HINT) from None
+        raise UnimetricError(f"{name}: cannot be decoded ({error})", hint) from None
+
+
+def _turn(image: Image.Image, file: Image.Image) -> Image.Image:
+    """Turn an image by the EXIF orientation of its file.
+
+    The pixels of the file are loaded, and Pillow has turned those of a TIFF file already.
+    """
+    try:
+        orientation = file.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged EXIF data do not make an image unreadable
+        return image
+    if orientation not in range(2, 9):
+        return image
+    image.getexif()[_ORIENTATION] = orientation  # conversions may have lost it
+    return ImageOps.exif_transpose(image)
 
 
 def _crop_box(image: Image.Image, box: Box, name: str) -> Image.Image:

@@ -10,8 +10,7 @@ The footer holds the format version, the image encoding, the sha256 of the image
 2: of the images), the offset, height and width of each, the whole `Table`, and the skipped images. It
 contains no absolute path: image names are relative to their common folder.
 
-Images are read as the papers read them: by Pillow, with `convert("RGB")`, ignoring the EXIF
-orientation. Numpy and Pillow only.
+Numpy and Pillow only.
 """
 
 from __future__ import annotations
@@ -241,7 +240,8 @@ class Pack:
         height, width = self.sizes[row]
         if self.encoding == "raw":
             return np.array(span).reshape(height, width, 3)
-        array = np.array(parse_image(span.tobytes(), f"{self.path}::{row}")[0])
+        # Images are upright before they are packed. Older packs may contain EXIF orientations, which were ignored.
+        array = np.array(parse_image(span.tobytes(), f"{self.path}::{row}", upright=False)[0])
         if array.shape[:2] != (height, width):
             raise UnimetricError(
                 f"{self.path}::{row}: must be {height} x {width} pixels as in its table, got {array.shape[0]} x {array.shape[1]}",
