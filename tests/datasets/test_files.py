@@ -36,6 +36,19 @@ def test_walk_ends_in_loops_and_reports_folders(folder: Path) -> None:
     assert not list(walk(folder / "none", problems=problems)) and "cannot be listed" in problems[0]
 
 
+def test_walk_lists_links_to_nothing(folder: Path) -> None:
+    (folder / "b" / "gone.png").symlink_to(folder / "nowhere.png")
+    (folder / "b" / "self.png").symlink_to(folder / "b" / "self.png")
+    assert {each.id: each.size for each in walk(folder) if each.size < 0} == {"b/gone.png": -1, "b/self.png": -1}
+
+
+def test_folder_and_files_list_the_same_images(tmp_path: Path, plant) -> None:
+    names = [f"{label}/{number}{suffix}" for label in "ab" for number, suffix in enumerate((".gif", ".jp2", ".JPG", ".ppm"))]
+    plant(tmp_path, names)
+    for name in ("folder", "files"):
+        assert create("datasets", f"{name}(root={str(tmp_path)!r})").paths == tuple(str(tmp_path / each) for each in names)
+
+
 def test_table_has_classes_only_when_asked(folder: Path) -> None:
     table = create("datasets", f"files(root={str(folder)!r})")
     assert table.class_names == ("",) and len(table) == 4 and not table.train.any() and table.source_names == ("all",)

@@ -14,8 +14,8 @@ import numpy as np
 from unimetric.errors import UnimetricError
 from unimetric.images.remote import is_remote, open_file
 
-#: Endings of image names, compared without case.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+#: Endings of image names, compared without case. The first frame of an animated image is read.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".jp2", ".ppm")
 
 
 def place(root: str) -> Path:

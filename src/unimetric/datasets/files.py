@@ -19,8 +19,6 @@ from unimetric.images.regions import file_of, join_box
 from unimetric.images.remote import find_statuses, is_remote, join_path, make_absolute, open_file
 from unimetric.images.table import Table
 
-#: Endings of image names. The first frame of an animated image is read.
-ENDINGS = (*SUFFIXES, ".gif", ".jp2", ".ppm")
 #: Column of a csv file that holds the paths of the images.
 PATH = "path"
 #: Column that holds the class of an image.
@@ -46,7 +44,7 @@ def files(*, root: str, labels: bool = False, name: str | None = None) -> Table:
     base = locate(root, "files", "images at any depth")
     found = list(walk(base, labels=labels))
     if not found:
-        raise UnimetricError(f"`{base}` has no images", f"images are files that end in {' '.join(ENDINGS)}")
+        raise UnimetricError(f"`{base}` has no images", f"images are files that end in {' '.join(SUFFIXES)}")
     classes = [str(each.columns.get(LABEL) or "") for each in found]
     class_names = sorted(set(classes))
     number = {key: row for row, key in enumerate(class_names)}
@@ -98,7 +96,7 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None)
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    if entry.name.lower().endswith(ENDINGS) and entry.is_file():
+                    if entry.name.lower().endswith(SUFFIXES) and (_is_broken(entry) or entry.is_file()):
                         images.append(entry.name)
                     elif entry.is_dir():
                         deeper.append(f"{inner}{entry.name}/")
@@ -113,6 +111,11 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None)
         for name in sorted(images):
             yield describe_file(inner + name, os.path.join(folder, name), columns)
         waiting += sorted(deeper, reverse=True)
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a link to nothing, listed and then reported as unreadable."""
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def describe_file(id_: str, path: str, columns: dict[str, Value]) -> ImageFile:

@@ -25,7 +25,7 @@ from unimetric.images.table import Table
 #: Position, number of bytes, name and label of each image.
 Images = list[tuple[int, int, str, str | None]]
 
-_VERSION = 1
+_VERSION = 2
 _HINT = "images and labels are files such as 000017.jpg with 000017.cls or 000017.json"
 
 
