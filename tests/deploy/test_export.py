@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings
-from unimetric.deploy.export import export
+from unimetric.deploy.export import export, export_as
 from unimetric.errors import UnimetricError
 from unimetric.runs.folder import open_run
 from unimetric.training.loop import train
@@ -69,6 +69,16 @@ def test_export_has_no_absolute_path_and_loads(run: Path, config: RunConfig, tmp
     assert evaluate(out, dataset=config.dataset) == expected
     monkeypatch.chdir(Path(config.dataset.split("'")[1]).parent)
     assert evaluate(out) == expected
+
+
+def test_export_checks_its_output_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run, out = tmp_path / "no run", tmp_path / "file" / "mine.onnx"
+    with pytest.raises(UnimetricError, match=r"mine\.onnx: cannot be written: Not a directory"):
+        export(run, out)
+    for form in ("onnx", "hub"):
+        with pytest.raises(UnimetricError, match=r"mine\.onnx: cannot be written: Not a directory"):
+            export_as(run, out, to=form)
 
 
 def test_edited_export_is_refused(run: Path, config: RunConfig, tmp_path: Path) -> None:

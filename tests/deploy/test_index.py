@@ -112,6 +112,29 @@ def test_embeddings_equal_those_of_evaluate_bit_for_bit(run: Path, index: Index,
     assert index.fetch(ids)["label"] == saved["names"].tolist()
 
 
+@pytest.mark.parametrize(
+    ("adapter", "backbone", "near"),
+    [
+        ("last_layers", "small(channels=16)", 0.0),
+        ("linear_probe", "small(channels=16)", 0.0),
+        ("lora(rank=4)", "timm(name='test_vit', image_size=32)", 1e-5),  # a merged update is rounded
+        ("puma(rank=4, lora_rank=4)", "timm(name='test_vit', image_size=32)", 0.0),  # cannot be merged
+    ],
+)
+def test_index_of_adapted_run_equals_evaluate(run: Path, images: Path, tmp_path: Path, adapter: str, backbone: str, near: float) -> None:
+    config = load(run / "config.toml", adapter=adapter, backbone=backbone, optimizer="adam(lr=1e-2)")
+    adapted, path = tmp_path / "adapted", tmp_path / "my.index"
+    train(config, adapted, quiet=True)
+    counts = [build(adapted, images, path, workers=0)["added"] for _ in range(2)]
+    assert counts == [144, 0] and load(path / "model" / "config.toml").adapter == (adapter if "puma" in adapter else "")
+    evaluate(adapted, save=tmp_path / "saved.npz", dataset=f"folder(root='{images}')")
+    saved = np.load(tmp_path / "saved.npz")
+    expected = Space(torch.from_numpy(saved["embeddings"]), torch.from_numpy(saved["labels"])).points.numpy()
+    with Index.open(path) as index:
+        found = index.store.vectors([os.path.relpath(each, images) for each in saved["paths"]])
+    assert np.allclose(found, expected, rtol=0, atol=near)
+
+
 def test_workers_and_batches_change_no_bit(run: Path, index: Index, images: Path, tmp_path: Path) -> None:
     other = Index.create(run, images, tmp_path / "other.index", labels=True, workers=2)
     assert content(other) == content(index)
@@ -130,7 +153,10 @@ def test_batches_that_processes_read_in_parts_change_no_bit(
 def test_search_finds_the_query_and_its_columns(index: Index, images: Path) -> None:
     path = images / "class 03" / sorted(os.listdir(images / "class 03"))[0]
     pixels = np.array(Image.open(path).convert("RGB"))
-    for query in (str(path), path, Image.open(path), pixels):
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    Image.open(path).rotate(180).save(turned := images.parent / "turned.png", exif=exif)
+    for query in (str(path), path, Image.open(path), pixels, turned, Image.open(turned)):
         hits = index.search(query, k=3)
         assert hits[0].id == os.path.relpath(path, images) and hits[0].path == str(path)
         assert hits[0].score == pytest.approx(1, abs=1e-5) and hits[0].known is None and hits[0].columns == {"label": "class 03"}
@@ -314,18 +340,65 @@ def test_unreadable_images_are_listed_and_not_fatal(run: Path, images: Path, tmp
     os.symlink(images, images / "loop")
     index = Index.create(run, images, tmp_path / "my.index", workers=0)
     reasons = dict(index.unreadable())
-    assert set(reasons) == {"truncated.jpg", "empty.png", "text.webp", "narrow.png", "huge.png"} and len(index) == 145
+    assert set(reasons) == {"truncated.jpg", "empty.png", "text.webp", "narrow.png", "huge.png", "link.png"} and len(index) == 145
     assert "truncated" in reasons["truncated.jpg"] and "megapixels" in reasons["huge.png"] and "narrow" in reasons["narrow.png"]
-    assert index.facts.unreadable == 5
+    assert reasons["link.png"] == "there is no such image" and index.facts.unreadable == 6
     assert index.search(images / "animated.gif", k=1)[0].id == "animated.gif"
     for name in ("truncated.jpg", "huge.png", "narrow.png", "text.webp", "none.jpg"):
         with pytest.raises(UnimetricError, match=name.replace(".", r"\.")):
             index.search(images / name)
-    assert index.update(workers=0)["unreadable"] == 5
+    assert index.update(workers=0)["unreadable"] == 6
     shutil.copy(jpeg, images / "truncated.jpg")
     (images / "animated.gif").write_bytes(b"broken")
-    assert index.update(workers=0) == {"added": 1, "changed": 0, "deleted": 1, "unreadable": 5}
+    assert index.update(workers=0) == {"added": 1, "changed": 0, "deleted": 1, "unreadable": 6}
     assert {"truncated.jpg"} == content(index).keys() & {"truncated.jpg", "animated.gif"}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "problem"),
+    [
+        ("missing.csv", ["missing.jpg", "missing.png"], r"got 0 of 2; `missing\.jpg`: there is no such image"),
+        ("twice.csv", ["a.jpg", "a.jpg"], r"`a\.jpg` is listed twice"),
+        ("empty.csv", [], "has no images"),
+    ],
+)
+def test_index_that_stores_no_image_is_removed(run: Path, tmp_path: Path, name: str, lines: list[str], problem: str) -> None:
+    (tmp_path / name).write_text("\n".join(["path", *lines]))
+    with pytest.raises(UnimetricError, match=problem):
+        build(run, tmp_path / name, tmp_path / "my.index", workers=0)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_index_of_names_that_are_not_utf8_is_removed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    try:
+        (tmp_path / "images" / os.fsdecode(b"\xff.png")).touch()
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    with pytest.raises(UnimetricError, match=r"got 0 of 1; .*its name is not UTF-8"):
+        build(run, tmp_path / "images", tmp_path / "my.index", workers=0)
+    assert os.listdir(tmp_path) == ["images"]
+
+
+def test_failed_build_keeps_stored_images(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_SHARD", 32)
+
+    def fail(done: int, total: int) -> None:
+        if done == 96:
+            raise UnimetricError("stopped")
+
+    with pytest.raises(UnimetricError, match="stopped"):
+        build(run, images, tmp_path / "my.index", workers=0, progress=fail)
+    assert build(run, images, tmp_path / "my.index", workers=0)["added"] == 144 - 64  # the third shard was not recorded
+    with Index.open(tmp_path / "my.index") as index:
+        assert len(content(index)) == 144
+
+
+def test_damaged_index_can_be_removed_as_hinted(run: Path, index: Index, images: Path) -> None:
+    (index.path / "index.toml").write_text("damaged")
+    with pytest.raises(UnimetricError, match=r"index\.toml: cannot be read") as caught:
+        build(run, images, index.path, workers=0)
+    assert "remove its folder and build it again" in caught.value.hint
 
 
 def test_csv_columns_are_typed_filtered_and_updated(run: Path, images: Path, tmp_path: Path) -> None:

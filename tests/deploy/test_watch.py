@@ -61,6 +61,9 @@ def test_watch_rejects_few_images(index: Path, tmp_path: Path) -> None:
     few = write_images(tmp_path / "few", [Image.new("RGB", (9, 9))] * 3)
     with pytest.raises(UnimetricError, match="at least 8 readable images, got 3"):
         watch(index, few, device="cpu")
+    (tmp_path / "missing.csv").write_text("path,label\nmissing.jpg,y\n")
+    with pytest.raises(UnimetricError, match=r"got 0; `missing\.jpg`: there is no such image"):
+        watch(index, tmp_path / "missing.csv", device="cpu")
     with pytest.raises(UnimetricError):
         watch(index, tmp_path / "nothing", device="cpu")
 

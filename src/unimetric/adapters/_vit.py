@@ -284,11 +284,13 @@ class Adapted(Backbone):
 
     def merged(self) -> Any:
         """Return the plain backbone if its weights can hold all inserted parameters, else self."""
+        if self.prompt is not None or len(self.attention) or len(self.mlp):
+            return self
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, Mergeable):
                     setattr(module, name, child.merged())
-        return self.backbone if self.prompt is None and not len(self.attention) and not len(self.mlp) else self
+        return self.backbone
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         network, count = self.backbone.find_transformer(), 0

@@ -23,7 +23,7 @@ from unimetric.analysis.calibrate import read_calibration
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
-from unimetric.deploy.export import without_weights, write_model
+from unimetric.deploy.export import merge_adapter, without_weights, write_model
 from unimetric.deploy.facts import (
     FACTS,
     LEDGER,
@@ -171,8 +171,7 @@ def _prepare(
         Facts.read(path)  # raises an error
     assert model is not None
     bind_arguments("stores", store or "flat", path="", dim=1)
-    config, network = open_model(model, settings)
-    _merged(network)
+    config, network = _open_merged(model, settings)
     loss = loss_with_geometry(config, network.dim)
     options = place(torch.zeros(1, network.dim), loss, config.geometry)[1]
     placement = Placement(options["geometry"], float(options.get("curvature", 0.1)))
@@ -198,7 +197,7 @@ def _find_weights(model: str | Path, expected: str, settings: dict[str, Any]) ->
         if hash_tensors(load_file(folder / "model.safetensors")).hex() == expected:
             overridden(load(folder / "config.toml"), settings, folder)  # checks the settings
             return expected
-    return weights_of(_merged(open_model(model, settings)[1]))
+    return weights_of(_open_merged(model, settings)[1])
 
 
 def _local(settings: dict[str, Any]) -> dict[str, Any]:
@@ -206,11 +205,10 @@ def _local(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key in _LOCAL}
 
 
-def _merged(model: Any) -> Any:
-    """Multiply inserted parameters into the weights where possible, as an export does."""
-    if not isinstance(model, Exported):
-        model.backbone = model.backbone.merged()
-    return model
+def _open_merged(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, Any]:
+    """Open a model as `open_model` does, with its adapter merged as an export does."""
+    config, network = open_model(model, settings)
+    return (config if isinstance(network, Exported) else merge_adapter(config, network)), network
 
 
 # --- building ----------------------------------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ def build(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
-    with lock_folder(path, "writing to"), contextlib.ExitStack() as stack:
+    with lock_folder(path, "writing to"), _discard_empty(path) as counts, contextlib.ExitStack() as stack:
         remove_stale(path)
         held: Store = create("stores", facts.store, path=str(path / STORE), dim=facts.placement.extended(facts.dim))
         stack.callback(held.close)
@@ -269,8 +267,21 @@ def build(
         stack.callback(ledger.close)
         count = min(16, count_cores()) if workers is None else workers
         given = None if check_index(path) else model
-        run = _Build(path, facts, opened, held, ledger, images, count, cluster, progress, note or (lambda text: None), given)
+        run = _Build(path, facts, opened, held, ledger, images, count, cluster, progress, note or (lambda text: None), given, counts)
         return run.run()
+
+
+@contextlib.contextmanager
+def _discard_empty(path: Path) -> Iterator[dict[str, int]]:
+    """Yield the counts of a build, and remove a new index that fails before its first image."""
+    new = all(each.name == ".lock" for each in path.iterdir())
+    counts = {"added": 0, "changed": 0, "deleted": 0}
+    try:
+        yield counts
+    except UnimetricError:
+        if new and not counts["added"] and not (path / SHARDS).exists():  # the next call reads the shards
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _check_folder(path: Path) -> None:
@@ -309,8 +320,8 @@ class _Build:
     progress: Progress | None
     note: Callable[[str], None]
     given: str | Path | None  # model of a new index, until it is written
+    counts: dict[str, int]
     begun: int = 0  # time in nanoseconds at which listing began
-    counts: dict[str, int] = field(default_factory=lambda: {"added": 0, "changed": 0, "deleted": 0})
     # These are set when there are images to embed, and before anything is written.
     config: RunConfig = field(init=False)
     model: Any = field(init=False)
@@ -323,7 +334,7 @@ class _Build:
         for problem in self.source.problems:
             self.note(f"{problem}; images in it are neither added nor deleted")
         gone = 0 if self.source.problems else gone
-        self._check_listing(work, gone)
+        self._check_listing(work + len(unnamed), gone)
         if work or self.given is not None:
             self.config, self.model = self.opened()
             self.loss = loss_with_geometry(self.config, self.model.dim)
@@ -362,10 +373,10 @@ class _Build:
             self.given = None
         self.facts.write(self.path)
 
-    def _check_listing(self, work: int, gone: int) -> None:
+    def _check_listing(self, new: int, gone: int) -> None:
         """Raise an error if a source is empty, or is not that of the index."""
         count = self.facts.count
-        if not work and not count and not self.ledger.size():
+        if not new and not count and not self.ledger.size():
             raise UnimetricError(f"{self.source.text}: has no images", "name a folder of images, or a csv file with a column `path`")
         if gone and 2 * gone > self.ledger.size() and (self.source.root != self.facts.root or gone == self.ledger.size()):
             raise UnimetricError(
@@ -490,10 +501,14 @@ class _Build:
         """Compact the store and the ledger, and write the new facts."""
         changed = any(self.counts.values()) or before.state != "ready"
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
+        bad = [*self.ledger.unreadable(), *unnamed]
+        if before.state == "building" and bad and not len(self.store):
+            name, reason = bad[0]
+            problem = f"{self.source.text}: needs at least 1 readable image, got 0 of {len(bad):,}; `{name}`: {reason}"
+            raise UnimetricError(problem, "correct the paths, or name another source")
         if changed:
             self.store.finish()
             self.ledger.compact()
-        bad = [*self.ledger.unreadable(), *unnamed]
         if bad or (self.path / UNREADABLE).exists():
             write_text(self.path / UNREADABLE, "".join(f"{name}\t{' '.join(reason.split())}\n" for name, reason in bad))
         self.facts = replace(

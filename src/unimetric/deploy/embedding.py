@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -41,6 +41,7 @@ from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.weights import hash_tensors
 from unimetric.spec import create
+from unimetric.stores._shard import DAMAGED
 
 #: Images that a process reads at a time. A whole batch of a GPU takes seconds, in which the GPU and other processes would wait.
 _CHUNK = 64
@@ -242,7 +243,7 @@ def open_own(path: Path, facts: Facts, settings: Mapping[str, Any]) -> tuple[Run
     own = path / facts.model
     config, model = open_exported(own) if format_of(own) else open_run(own)
     if weights_of(model) != facts.weights:
-        raise UnimetricError(f"{own}: is not the model that has built the index", "restore the index from a copy, or build it again")
+        raise UnimetricError(f"{own}: is not the model that has built the index", DAMAGED)
     return overridden(config, dict(settings), own), model
 
 
@@ -329,9 +330,11 @@ def to_array(image: Any) -> np.ndarray:
     """
     if isinstance(image, str | Path):
         path = str(image)
-        return decode(path) if located(path) else np.array(parse_image(_read_query(path), path, split_box(path)[1])[0])
+        if located(path):
+            return decode(path)
+        return np.array(parse_image(_read_query(path), path, split_box(path)[1], hint="search with another image")[0])
     if isinstance(image, Image.Image):
-        return np.array(image.convert("RGB"))
+        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
     array = np.asarray(image)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, 2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -83,12 +84,15 @@ def write_model(config: RunConfig, model: Model, out: Path, name: str) -> Path:
 
 def _merge(config: RunConfig, model: Model) -> RunConfig:
     """Merge the adapter of a model if possible, and return settings without local paths."""
-    settings = asdict(config) | {"backbone": without_weights(config.backbone)}
+    settings = asdict(merge_adapter(config, model)) | {"backbone": without_weights(config.backbone)}
     settings |= {key: without_folders(settings[key]) for key in ("dataset", "split")} | {"watch_datasets": ()}
-    adapted, model.backbone = model.backbone, model.backbone.merged()
-    if model.backbone is not adapted:
-        settings["adapter"] = ""
     return from_settings(settings)
+
+
+def merge_adapter(config: RunConfig, model: Model) -> RunConfig:
+    """Merge the adapter into the weights if possible, and return the new settings."""
+    adapted, model.backbone = model.backbone, model.backbone.merged()
+    return config if model.backbone is adapted else replace(config, adapter="")
 
 
 #: Largest loss of recall@1 by a lower precision.
@@ -147,13 +151,11 @@ def export_as(
 
 def _check_target(out: Path, suffix: str) -> None:
     """Raise an error unless a format can write its output there."""
-    if not suffix:
-        _check_out(out)
-        return
-    if out.suffix != suffix:
+    if suffix and out.suffix != suffix:
         raise UnimetricError(f"`--out` must be a {suffix} file, got {out}", f"use `--out {out.with_suffix(suffix).name}`")
-    if out.exists():
+    if suffix and out.exists():
         raise UnimetricError(f"{out}: exists", "choose another --out, or remove it")
+    _check_out(out)
 
 
 def _describe(run: Path, config: RunConfig, model: Model, geometry: str) -> dict[str, Any]:
@@ -320,12 +322,19 @@ UNFINISHED = ".unfinished"
 
 
 def _check_out(out: Path) -> None:
-    """Raise an error unless a folder is new, empty, or left by an export that was killed."""
+    """Raise an error unless a path can be written, and is new or an empty folder.
+
+    A folder that an export has left when it was killed counts as empty.
+    """
+    folder = out.absolute()
     try:
+        while not folder.exists():
+            folder = folder.parent
+        tempfile.TemporaryFile(dir=folder).close()
         names = [each.name for each in out.iterdir()] if out.is_dir() else []
         free = UNFINISHED in names or all(map(is_temporary, names)) if out.is_dir() else not out.exists()
     except OSError as error:
-        raise UnimetricError(f"{out}: cannot be read: {error.strerror}", "choose another --out") from None
+        raise UnimetricError(f"{out}: cannot be written: {error.strerror}", "choose another --out") from None
     if not free:
         raise UnimetricError(f"{out}: must be an empty or new folder", "choose another --out")
 

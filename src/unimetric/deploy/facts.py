@@ -17,13 +17,13 @@ from unimetric.config import RunConfig
 from unimetric.deploy.placement import Placement
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
+from unimetric.stores._shard import DAMAGED
 
 FORMAT = 1
 FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
 THRESHOLDS, UNREADABLE = "thresholds.json", "unreadable.txt"
 RUNTIMES = ("torch", "onnx")
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-_REBUILD = "restore the index from a copy, or build it again"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Facts:
             if facts.runtime not in RUNTIMES:
                 raise ValueError(f"unknown runtime `{facts.runtime}`")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UnimetricError(f"{file}: cannot be read: {error}", _REBUILD) from None
+            raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED) from None
         return facts
 
 

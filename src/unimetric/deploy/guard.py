@@ -49,6 +49,7 @@ class Guard:
         token: Token that requests must have; empty for none.
         hosts: Names in the header `Host` that are allowed without a token.
         origins: Origins whose pages may send requests, besides that of the server.
+        upload: Largest body of a request in bytes, as its header declares it.
         timeout: Longest time in seconds for the body of a request.
         observe: Callback with the scope, status and seconds of each request.
     """
@@ -60,11 +61,12 @@ class Guard:
         token: str,
         hosts: Sequence[str],
         origins: Sequence[str],
+        upload: int,
         timeout: float,
         observe: Callable[[Any, int, float], None],
     ) -> None:
         self.app, self.token, self.hosts, self.origins = app, token.encode(), frozenset(hosts), frozenset(origins)
-        self.timeout, self.observe = timeout, observe
+        self.upload, self.timeout, self.observe = upload, timeout, observe
         self.cookie = cookie_of(token).encode() if token else b""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -115,6 +117,9 @@ class Guard:
             return 403, f"requests from pages of `{origin}` are not allowed", "start the server with `--cors ORIGIN`"
         if self.token and path not in _PUBLIC and not path.startswith("/page/") and not self._has_token(headers):
             return 401, "a token is required", "send the header `Authorization: Bearer TOKEN`"
+        length = headers.get(b"content-length", b"")[:20]
+        if length.isdigit() and int(length) > self.upload:
+            return 413, f"a request must have at most {self.upload:,} bytes, got {int(length):,}", "send a smaller image"
         return None
 
     def _has_token(self, headers: dict[bytes, bytes]) -> bool:

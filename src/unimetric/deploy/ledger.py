@@ -17,6 +17,7 @@ from typing import Any
 
 from unimetric.datasets.files import ImageFile
 from unimetric.errors import UnimetricError
+from unimetric.stores._shard import DAMAGED
 
 _TABLES = """
 create table if not exists folders (id integer primary key, path text not null unique);
@@ -103,7 +104,7 @@ class Ledger:
             self._base.execute("pragma temp_store = file")
             self._base.executescript(_TABLES)
         except sqlite3.Error as error:
-            raise UnimetricError(f"{path}: cannot be opened: {error}", "restore the index from a copy, or build it again") from None
+            raise UnimetricError(f"{path}: cannot be opened: {error}", DAMAGED) from None
         self._folders: dict[str, int] = {}
 
     def close(self) -> None:

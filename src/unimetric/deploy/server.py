@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
@@ -373,6 +374,7 @@ def create_app(path: str | Path, options: Options) -> FastAPI:
         token=options.token,
         hosts=options.hosts,
         origins=options.origins,
+        upload=options.upload,
         timeout=options.timeout,
         observe=server.metrics.observe,
     )
@@ -406,6 +408,11 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
         return _problem(error.status_code, str(error.detail), "see /docs", **dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def report_argument(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _problem(422, f"`{first['loc'][-1]}`: {first['msg'].lower()}", "see /docs")
 
 
 def _add_search(app: FastAPI, server: Server) -> None:

@@ -60,9 +60,10 @@ def watch(
         `recall` if it was measured by distance, and `measured` if queries have labels.
     """
     with Index.open(path, device=device) as index:
-        raw, labels = _embed(index, queries, progress)
+        raw, labels, problem = _embed(index, queries, progress)
         if len(raw) < _FEWEST:
-            raise UnimetricError(f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(raw)}", "name a larger folder")
+            message = f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(raw)}{problem}"
+            raise UnimetricError(message, "name more images")
         gallery = _sample(index)
         curve = open_curve(index, fit=fit, progress=progress)
         nearest, scores = index.search_vectors(raw, 1)
@@ -116,19 +117,24 @@ def _sample(index: Index) -> np.ndarray:
     return index.facts.placement.points(np.concatenate(parts))
 
 
-def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[Any]]:
-    """Return the raw embeddings of all readable queries, and their labels."""
+def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[Any], str]:
+    """Return embeddings and labels of all readable queries, and the first problem."""
     items = list(open_source(queries, labels=False, known={}).files())
     parts, labels, done = [np.zeros((0, index.facts.dim), np.float32)], [], 0
+    problem = ""
     for readings, embeddings in index.embedder.stream(((item.path, None) for item in items), workers=0):
-        labels += [item.columns.get(LABEL) for item, reading in zip(items[done:], readings, strict=False) if reading.embedded]
+        for item, reading in zip(items[done:], readings, strict=False):
+            if reading.embedded:
+                labels.append(item.columns.get(LABEL))
+            else:
+                problem = problem or f"; `{item.id}`: {reading.problem}"
         parts.append(embeddings.cpu().numpy())
         done += len(readings)
         if progress is not None:
             progress(done, len(items))
     raw = np.concatenate(parts)
     usable = np.flatnonzero(np.isfinite(raw).all(1) & raw.any(1))
-    return raw[usable], [labels[row] for row in usable]
+    return raw[usable], [labels[row] for row in usable], problem
 
 
 def _points(index: Index, raw: np.ndarray) -> np.ndarray:

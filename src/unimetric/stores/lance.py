@@ -125,7 +125,7 @@ class Lance(Store):
                 text = str(error).partition("\n")[0][:300]
                 full = "No space left" in str(error) or "StorageFull" in str(error)
                 raise UnimetricError(
-                    f"{self.path}: {text}", "free some space" if full else "check the folder, or build the index again"
+                    f"{self.path}: {text}", "free some space" if full else "check the folder, or remove the index folder and build it again"
                 ) from error
 
     @property
