@@ -73,7 +73,7 @@ class RunConfig:
             float32 elsewhere.
         device: `auto`, `cpu` or `cuda`, with the number of devices after a colon: `cuda:4`.
         strategy: Strategy of Lightning Fabric for several devices.
-        compile: Whether model and objective are compiled with torch.compile.
+        compile: Whether model, objective and crops on a GPU are compiled with torch.compile.
         clip_norm: Largest norm of the gradient; 0 disables clipping.
         clip_value: Largest absolute entry of the gradient; 0 disables clipping.
         head_lr_scale: Learning rate of the head as a multiple of that of the backbone.

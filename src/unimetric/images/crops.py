@@ -130,7 +130,7 @@ def squares(
     columns = torch.arange(canvas[1], device=device)[None] + left_low.long()[:, None]
     across, down = width.long()[:, None], height.long()[:, None]
     index = (offsets[:, None] + rows.minimum(down - 1) * across)[:, :, None] + columns.minimum(across - 1)[:, None, :]
-    shifts = torch.tensor([0, 8, 16], dtype=torch.int32, device=device).view(1, 3, 1, 1)
+    shifts = torch.arange(0, 24, 8, dtype=torch.int32, device=device).view(1, 3, 1, 1)  # a list would be copied, which waits for the device
     gathered = ((pixels[index][:, None] >> shifts) & 255).to(dtype)  # (B, 3, H, W)
     vertical = _filters(top, tall, top_low, top_high, rows, recipe, torch.zeros_like(flip)).to(dtype)  # (B, S, H)
     horizontal = _filters(left, wide, left_low, left_high, columns, recipe, flip).to(dtype)  # (B, S, W)
@@ -201,7 +201,7 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     hue = torch.where(high == red, (green - blue) / safe, green_or_blue)
     hue = torch.where(chroma > 0, hue / 6, 0) + turns[:, 0]
     # value - chroma * max(0, min(k, 4 - k, 1)), k = (n + 6 hue) mod 6, n = 5, 3, 1 for red, green, blue
-    k = (hue[:, None] * 6 + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)).remainder(6)
+    k = (hue[:, None] * 6 + torch.arange(5.0, 0.0, -2.0, device=images.device).view(1, 3, 1, 1)).remainder(6)
     return high[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
 
 

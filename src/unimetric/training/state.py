@@ -217,6 +217,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
             std=bare.std,
             residence=config.residence,
             workers=config.workers,
+            compiled=config.compile,
             progress=lambda done, total: display.step("reading images", done, total),
         ),
         bare=bare,
