@@ -35,7 +35,7 @@ from unimetric.images.pack import decode, located
 from unimetric.images.recipe import Recipe
 from unimetric.images.regions import split_box
 from unimetric.images.remote import Unreachable
-from unimetric.images.workers import block_signals, isolate_worker
+from unimetric.images.workers import isolate_worker, start_workers
 from unimetric.runs.device import evaluation_batch, open_fabric
 from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import open_run, overridden
@@ -150,8 +150,7 @@ class Embedder:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
         )
-        with block_signals():
-            return iter(loader)
+        return start_workers(loader)
 
     def embed_chunks(self, chunks: Iterable[Chunk]) -> Iterator[tuple[list[Reading], Float[Tensor, "B D"]]]:
         """Embed what `read` returns. See `stream`."""

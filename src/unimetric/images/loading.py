@@ -26,7 +26,7 @@ from unimetric.images.pack import decode, located, opened
 from unimetric.images.recipe import Recipe
 from unimetric.images.remote import Unreachable
 from unimetric.images.table import Table
-from unimetric.images.workers import block_signals, isolate_worker
+from unimetric.images.workers import isolate_worker, start_workers
 
 Progress = Callable[[int, int], None]
 
@@ -65,6 +65,7 @@ def open_pictures(
     std: tuple[float, ...],
     residence: str = "auto",
     workers: int = 2,
+    compiled: bool = False,
     progress: Progress | None = None,
 ) -> Resident | Streamed:
     """Open the images of a table in the most suitable memory.
@@ -76,6 +77,7 @@ def open_pictures(
         residence: `device`, `host` or `stream`. `auto` stores packs on the device if they fit, else
             on the host, and streams files.
         workers: Number of processes that decode streamed images.
+        compiled: Whether to compile the crops of images in the memory of a GPU. It takes seconds, so it pays only in long runs.
         progress: Function called with (done, total) while packs are read.
     """
     locations = [located(path) for path in table.paths]
@@ -89,7 +91,8 @@ def open_pictures(
             where = torch.device("cpu")
         if residence != "auto" or need <= _free(where):
             # A CPU takes longer to train than to decode, so that a copy would only cost disk space.
-            return Resident(table, device=device, where=where, mean=mean, std=std, copied=device.type != "cpu", progress=progress)
+            copied = device.type != "cpu"
+            return Resident(table, device=device, where=where, mean=mean, std=std, copied=copied, compiled=compiled, progress=progress)
     return Streamed(table, device=device, mean=mean, std=std, workers=workers)
 
 
@@ -162,9 +165,9 @@ class Cropper:
         return self._canvases[key]
 
     def _parts(self, count: int, canvas: tuple[int, int]) -> list[slice]:
-        # A batch is temporarily padded to the canvas. Limit that to some gigabytes on a GPU, and to a
-        # tenth of that on a CPU.
-        most = 1_500_000_000 if self.where.type == "cuda" else 100_000_000
+        # A batch is temporarily padded to the canvas. Limit that to some gigabytes on a GPU, where crops that are not compiled store
+        # it several times, and to a tenth of that on a CPU.
+        most = 100_000_000 if self.where.type == "cpu" else 300_000_000 if self.make is squares else 1_500_000_000
         pieces = -(-count * canvas[0] * canvas[1] * 3 // most)
         step = -(-count // pieces)
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -179,6 +182,7 @@ class Resident:
         where: Device of the pixels: the same, or the host.
         mean, std: Normalization constants of the backbone's pretraining images.
         copied: Whether to read `decoded_copy` of the packs.
+        compiled: Whether to compile the crops if the pixels are on a GPU.
         progress: Function called with (done, total) while packs are read.
     """
 
@@ -191,13 +195,14 @@ class Resident:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         copied: bool = False,
+        compiled: bool = False,
         progress: Progress | None = None,
     ) -> None:
         locations = [location for location in map(located, table.paths) if location]
         self.device = device
         # On a GPU, compiling fuses the gather, the filters and the colors from about a hundred kernels
         # into a few. Shapes are static.
-        self.cropper = Cropper(table, where=where, mean=mean, std=std, compiled=where.type == "cuda")
+        self.cropper = Cropper(table, where=where, mean=mean, std=std, compiled=compiled and where.type == "cuda")
         counts = self.cropper.sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
@@ -298,9 +303,7 @@ class Streamed:
             # these draws out of the model's.
             generator=torch.Generator(),
         )
-        with block_signals():
-            arriving = iter(loader)  # its workers start here
-        for images in arriving:
+        for images in start_workers(loader):
             if isinstance(images, UnimetricError):
                 raise images
             rows, view = pending.pop(0)

@@ -1,17 +1,45 @@
-"""Isolate image-loading processes from signals.
+"""Start and stop image-loading processes, and isolate them from signals.
 
 Only the main process of a run handles signals.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import DataLoader
 
 #: Signals that a scheduler or a keyboard sends to all processes of a run.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+#: Iterators of loaders whose workers may be running.
+_STARTED: WeakSet[Any] = WeakSet()
+
+
+def start_workers(loader: DataLoader) -> Iterator[Any]:
+    """Start the workers of a loader, and return its iterator."""
+    with block_signals():
+        arriving: Any = iter(loader)
+    if loader.num_workers:
+        _STARTED.add(arriving)
+    return arriving
+
+
+@atexit.register  # after the import of torch, whose own exit function would make this one do nothing
+def _stop_workers() -> None:
+    """Stop all workers of this process.
+
+    The traceback of an error keeps a loader alive until the process exits. `multiprocessing` would then terminate its workers, which
+    PyTorch reports as another error.
+    """
+    for arriving in list(_STARTED):
+        arriving._shutdown_workers()
 
 
 @contextmanager

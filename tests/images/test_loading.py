@@ -1,0 +1,39 @@
+"""Loading of images by workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+EXIT = """
+import sys
+
+import numpy as np
+import torch
+
+from unimetric.images.loading import Streamed, View
+from unimetric.images.table import Table
+from unimetric.spec import create
+
+paths = tuple(sys.argv[1:])
+table = Table(paths, np.zeros(len(paths)), ("a",), np.ones(len(paths), bool))
+loader = Streamed(table, device=torch.device("cpu"), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), workers=8)
+view = View(create("transforms", "base(size=32, resize=36)"))
+batches = loader.load((np.arange(len(paths)), view) for _ in range(100))
+next(batches)
+sys.exit(2)
+"""
+
+
+def test_exit_stops_running_workers_silently(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        Image.fromarray(rng.integers(0, 256, (200, 200, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    words = [sys.executable, "-W", "ignore", "-c", EXIT, *map(str, tmp_path.iterdir())]
+    for _ in range(2):  # without `_stop_workers`, nearly every exit of this script prints an error
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stderr) == (2, "")
