@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -16,12 +18,12 @@ import torch
 
 from unimetric.config import NO_RESULT, RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
-from unimetric.files import remove_stale, write_text
+from unimetric.files import is_temporary, remove_stale, write_text
 from unimetric.foreign import declared
 from unimetric.images.table import Table
 from unimetric.runs.device import VERSION, peak_memory
 from unimetric.runs.model import build_model
-from unimetric.runs.record import check_files, check_images, seal_files
+from unimetric.runs.record import check_files, check_images, finished_lines, seal_files
 from unimetric.runs.weights import Trained, read_tensors
 from unimetric.spec import bind, find, parse, signature, text_of
 
@@ -170,7 +172,7 @@ _BEGUN = (".lock", ".config.toml.")
 def check_same_run(config: RunConfig, folder: Path) -> None:
     """Raise an error unless a folder is empty or belongs to the same run.
 
-    The run in the folder may have fewer epochs.
+    The run in the folder may have fewer epochs. A run without a trained epoch may be any run.
     """
     try:
         known = (folder / "config.toml").is_file()
@@ -179,8 +181,37 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
         raise UnimetricError(f"{folder}: cannot be read: {error.strerror}", "choose another --out") from None
     if not known and strange:
         raise UnimetricError(f"{folder}: exists and is not a run folder", "choose another --out")
-    if not known:
-        return
+    if known and not _is_replaceable(folder):
+        _check_same_settings(config, folder)
+
+
+#: Files and folders of a run before its first checkpoint. `model.safetensors` may be the untrained model.
+_FIRST = {"config.toml", "data.json", "environment.json", "metrics.jsonl", "model.safetensors", "skipped.txt", "tensorboard", "csv"}
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Return whether a run folder has no checkpoint, no trained epoch and no other files.
+
+    A model without the log line of epoch 0 was copied or interpolated, and a config without `environment.json` was written by hand.
+    """
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".lock") and not is_temporary(path.name)}
+    start = finished_lines(folder, 0)
+    if not names <= _FIRST or "environment.json" not in names or ("model.safetensors" in names and not start):
+        return False
+    return finished_lines(folder, sys.maxsize) == start
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove the files of a replaceable run, except `config.toml`, which marks a run folder."""
+    for name in _FIRST - {"config.toml"}:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _check_same_settings(config: RunConfig, folder: Path) -> None:
+    """Raise an error unless the run of a folder has the same settings, or fewer epochs."""
     other = load(folder / "config.toml")
     mine, theirs = asdict(config), asdict(other)
     for key in mine:
@@ -229,8 +260,8 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
 def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
     """Make the run folder and lock it for this process.
 
-    Temporary files that a killed process has left are removed. At the end, the peak memory is added to `environment.json`, and
-    `data.json` gets the checksums of a finished run.
+    Temporary files that a killed process has left are removed, and a run without a trained epoch is replaced. At the end, the peak
+    memory is added to `environment.json`, and `data.json` gets the checksums of a finished run.
 
     Args:
         config: Settings of the run, for `config.toml`.
@@ -254,8 +285,13 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
     weights = pretrained_weights(config)
     if weights:
         environment["weights"] = weights
-    with lock_folder(folder):
+    with lock_folder(folder) as locked:
         remove_stale(folder)
+        if (folder / "config.toml").is_file():
+            if locked and _is_replaceable(folder):  # without a lock, another process may be training in it
+                _remove_run(folder)
+            else:
+                _check_same_settings(config, folder)  # again, because another process may have used the folder meanwhile
         seal_files(folder, finished=False)
         (folder / "done").unlink(missing_ok=True)  # a run that gets more epochs is not finished
         comment = f"# weights of the backbone: {weights}\n" if weights else ""
@@ -289,31 +325,32 @@ def pretrained_weights(config: RunConfig) -> str:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, work: str = "training in") -> Iterator[None]:
+def lock_folder(folder: Path, work: str = "training in") -> Iterator[bool]:
     """Lock a folder, if the system supports it, so that two processes do not mix their files.
 
-    A killed process releases the lock.
+    A killed process releases the lock. The value of the context is whether the folder is locked.
 
     Args:
         folder: Folder that exists.
         work: What the other process does with the folder, for the error.
     """
     if fcntl is None:
-        yield
+        yield False
         return
     try:
         file = open(folder / ".lock", "ab")  # noqa: SIM115
     except OSError as error:
         raise UnimetricError(f"{folder}: cannot be written: {error.strerror}", "choose another --out") from None
     with file:
+        locked = True
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which data workers of a killed run would keep
         except (BlockingIOError, PermissionError):
             raise UnimetricError(f"{folder}: another process is {work} it", "wait until it ends, or choose another --out") from None
         except OSError:  # some network file systems have no locks
-            pass
+            locked = False
         try:
-            yield
+            yield locked
         finally:
             (folder / ".lock").unlink(missing_ok=True)
 
