@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ import pytest
 
 from unimetric.errors import UnimetricError
 from unimetric.runs.storage import local_copies
+from unimetric.studies.cluster import study_on_ray
 from unimetric.studies.grid import expand, read_grid
 from unimetric.studies.local import save_run_labels, study
 
@@ -139,3 +141,14 @@ def test_a_study_here_has_a_folder_here(tmp_path: Path, monkeypatch: pytest.Monk
 def test_storage_that_is_not_known_is_named() -> None:
     with pytest.raises(UnimetricError, match="nowhere://study: cannot be reached"), local_copies(["nowhere://study"]):
         pass
+
+
+@pytest.mark.parametrize("execute", [study, study_on_ray])
+def test_run_folder_is_not_a_folder_of_a_study(grid: Path, tmp_path: Path, execute: Callable[..., object]) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "config.toml").write_text("")
+    with pytest.raises(UnimetricError, match="`--out` must not be a run folder") as caught:
+        execute(read_grid(grid), f"{out}/")
+    assert caught.value.hint == f"use `--out {out}_study`"
+    assert [path.name for path in out.iterdir()] == ["config.toml"]

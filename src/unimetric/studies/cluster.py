@@ -13,7 +13,7 @@ from unimetric.runs.storage import absolute, finished, read
 from unimetric.spec import trusted
 from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
-from unimetric.studies.local import TRIES, begin, save_run_labels
+from unimetric.studies.local import TRIES, begin, check_study_folder, save_run_labels
 from unimetric.studies.worker import work
 
 
@@ -44,6 +44,7 @@ def study_on_ray(
     Returns:
         State of each run by id: `done` or `failed`.
     """
+    check_study_folder(out)
     ray = connect(address)
     folder = absolute(out)
     save_run_labels(runs, folder)

@@ -45,6 +45,7 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     place = absolute(out)
     if on_disk(place) is None:
         raise UnimetricError(f"`--out` must be a folder of this machine, got {out}", "name a folder, or use a cluster with `--ray`")
+    check_study_folder(out)
     try:
         (Path(place) / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,6 +141,18 @@ def begin(runs: list[Run], place: str, board: Board, *, pictures: bool) -> list[
         else:
             todo.append(run)
     return todo
+
+
+def check_study_folder(out: str | Path) -> None:
+    """Raise an error if the folder of a study is a run folder.
+
+    A report would show only that run.
+
+    Args:
+        out: Folder of the study, or its fsspec URL.
+    """
+    if read(absolute(out), "config.toml") is not None:
+        raise UnimetricError(f"`--out` must not be a run folder, got {out}", f"use `--out {str(out).rstrip('/')}_study`")
 
 
 def save_run_labels(runs: list[Run], place: str) -> None:
