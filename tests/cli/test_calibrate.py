@@ -73,14 +73,30 @@ def test_calibrate_chooses_on_validation_classes(copy, capsys, monkeypatch) -> N
     assert (impostors["validation"] > found["threshold"] - 1e-6).double().mean() > 0.1
     assert found["test"]["fpr"] == pytest.approx(float((impostors["test"] > found["threshold"]).double().mean()), abs=2e-3)
     assert (impostors["train"] > found["train_threshold"] - 1e-6).double().mean() > 0.1
-    low, high = found["threshold_interval"]
-    assert low <= found["threshold"] <= high
     assert f"threshold {found['threshold']:.4f}" in out + err and f"{found['train_threshold']:.4f} of training" in out + err
     # Pairs of one class from one camera do not count.
     space = spaces["test"]
     same = (space.labels[:, None] == space.labels) & (space.group[:, None] != space.group)
     score = (space.points @ space.points.T).double()
     assert found["test"]["fnr"] == pytest.approx(float((score[same] <= found["threshold"]).double().mean()), abs=2e-2)
+
+
+def test_intervals_need_enough_classes(copy, capsys, monkeypatch) -> None:
+    """Resampling two classes cannot vary their impostor pairs, so that the interval would have no width."""
+    code, out, err = run(capsys, monkeypatch, "calibrate", str(copy), "--fpr", "0.1", "--draws", "50")
+    found = json.loads((copy / "calibration.json").read_text())
+    assert code == 0 and found["threshold_interval"] is found["validation"]["fpr_interval"] is found["test"]["fnr_interval"] is None
+    assert f"threshold {found['threshold']:.4f}   score: cosine" in out + err
+    assert "validation classes: no intervals, which would be too narrow; at least 8 classes are needed, got 2" in out + err
+    monkeypatch.setattr("unimetric.analysis.calibrate.FEWEST", 6)  # test classes
+    found = calibrate(copy, fpr=0.1, draws=50)
+    assert found["threshold_interval"] is None
+    for key in ("fpr", "fnr"):
+        low, high = found["test"][f"{key}_interval"]
+        assert low <= found["test"][key] <= high and low < high
+    monkeypatch.setattr("unimetric.analysis.calibrate.FEWEST", 2)
+    low, high = calibrate(copy, fpr=0.1, draws=50)["threshold_interval"]
+    assert low == high  # why two classes are too few
 
 
 def test_evaluate_prints_how_far_off_the_threshold_is(copy, capsys, monkeypatch) -> None:

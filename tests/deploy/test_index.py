@@ -235,6 +235,9 @@ def test_timm_backbone_with_weights_is_a_model(images: Path, tmp_path: Path) -> 
     assert index.facts.transform == "base(size=32, resize=32)" and str(tmp_path) not in (index.path / "model/config.toml").read_text()
     with pytest.raises(UnimetricError, match="weights are random"):
         Index.create("timm(name='test_resnet')", images, tmp_path / "other.index")
+    with pytest.raises(UnimetricError, match="weights are random") as raised:
+        Index.create("small(channels=16)", images, tmp_path / "other.index")
+    assert "unimetric train" in raised.value.hint
     assert not (tmp_path / "other.index").exists()
 
 
@@ -615,6 +618,7 @@ def test_calibration_marks_known_hits(index: Index, images: Path) -> None:
     points = torch.from_numpy(np.stack([np.frombuffer(vector, np.float32) for vector, _ in found.values()]))
     labels = torch.tensor([names.index(columns["label"]) for _, columns in found.values()])
     assert result["threshold"] == PairScores(Space(points, labels)).threshold(0.05) == index.thresholds["threshold"]
+    assert result["threshold_interval"][0] < result["threshold_interval"][1]
     hits = index.search(next(images.rglob("*.png")), k=144)
     assert [hit.known for hit in hits] == [hit.score > result["threshold"] for hit in hits] and hits[0].known and not hits[-1].known
 

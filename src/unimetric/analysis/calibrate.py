@@ -25,6 +25,10 @@ from unimetric.runs.rows import read_table, readable
 #: File of a run folder with its calibrated threshold.
 FILE = "calibration.json"
 
+#: Fewest classes with an interval. All draws of two classes weight their pairs equally, so that the interval has no width. Intervals
+#: of somewhat more classes are far too narrow.
+FEWEST = 8
+
 
 def calibrate(
     run: str | Path,
@@ -54,7 +58,7 @@ def calibrate(
         overrides: Settings that may differ from training, such as `dataset` or `device`.
 
     Returns:
-        The content of the JSON file.
+        The content of the JSON file. Intervals of fewer than `FEWEST` classes are None.
     """
     if not 0 < fpr < 1 or not 0 < level < 1:
         raise UnimetricError(f"`--fpr` and `--level` must be above 0 and below 1, got {fpr} and {level}", "use `--fpr 0.01 --level 0.95`")
@@ -71,7 +75,7 @@ def calibrate(
         "level": level,
         "score": spaces["test"].geometry,
         "threshold": threshold,
-        "threshold_interval": quantiles(drawn.threshold, level),
+        "threshold_interval": interval_over_classes(pairs["validation"], drawn.threshold, level),
         "validation": _describe(pairs["validation"], pairs["validation"].rates(threshold), level, draws),
         "test": _describe(pairs["test"], pairs["test"].rates(threshold), level, draws),
         "train_threshold": train_threshold,
@@ -114,10 +118,21 @@ def _describe(pairs: PairScores, rates: Rates, level: float, draws: int) -> dict
         "classes": pairs.space.classes,
         "images": pairs.space.size,
         "fpr": rates.fmr,
-        "fpr_interval": quantiles(drawn.fmr, level),
+        "fpr_interval": interval_over_classes(pairs, drawn.fmr, level),
         "fnr": rates.fnmr,
-        "fnr_interval": quantiles(drawn.fnmr, level),
+        "fnr_interval": interval_over_classes(pairs, drawn.fnmr, level),
     }
+
+
+def interval_over_classes(pairs: PairScores, drawn: Tensor, level: float) -> tuple[float, float] | None:
+    """Return the interval of bootstrap draws of whole classes, or None for too few classes.
+
+    Args:
+        pairs: Pairs of the classes.
+        drawn: Value of each draw.
+        level: Level of the interval.
+    """
+    return quantiles(drawn, level) if pairs.space.classes >= FEWEST else None
 
 
 def read_calibration(run: str | Path) -> dict[str, Any] | None:
@@ -171,8 +186,9 @@ def draw_calibration(file: Path, pairs: dict[str, PairScores], result: dict[str,
             some = fmr > 0
             left.plot(threshold[some], fmr[some], color=color, label=f"{part} classes")
             right.plot(fmr[some], 1 - fnmr[some], color=color, label=f"{part} classes")
-        low, high = result["threshold_interval"]
-        left.axvspan(low, high, color=colors["validation"], alpha=0.2)
+        if result["threshold_interval"] is not None:
+            low, high = result["threshold_interval"]
+            left.axvspan(low, high, color=colors["validation"], alpha=0.2)
         left.axvline(result["threshold"], color=colors["validation"], linestyle="--", label=f"threshold {result['threshold']:.3f}")
         left.axvline(
             result["train_threshold"], color=colors["train"], linestyle=":", label=f"of training classes {result['train_threshold']:.3f}"

@@ -180,6 +180,7 @@ def evaluate_stored(
 
 def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: dict[str, Any]) -> None:
     """Calibrate an index, and print its threshold."""
+    from unimetric.analysis.calibrate import FEWEST
     from unimetric.deploy.facts import THRESHOLDS
     from unimetric.deploy.index import Index
     from unimetric.deploy.measuring import calibrate_index
@@ -187,8 +188,13 @@ def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: d
     _reject_others(path, others)
     with Index.open(path, device="cpu") as opened:
         result = calibrate_index(opened, fpr=fpr, level=level, draws=draws)
-    low, high = result["threshold_interval"]
-    print(f"threshold {result['threshold']:.4f}   [{low:.4f}, {high:.4f}] over {result['classes']:,} classes   score: {result['score']}")
-    low, high = result["fnr_interval"]
-    print(f"missed pairs of one class {result['fnr']:.4f}   [{low:.4f}, {high:.4f}]")
+    interval, classes = result["threshold_interval"], result["classes"]
+    spread = f"{format_interval(interval)} over {classes:,} classes" if interval else f"no interval of {classes} classes; it needs {FEWEST}"
+    print(f"threshold {result['threshold']:.4f}   {spread}   score: {result['score']}")
+    print(f"missed pairs of one class {result['fnr']:.4f}   {format_interval(result['fnr_interval'])}".rstrip())
     print(f"see {path / THRESHOLDS}; `search` marks scores above the threshold as known")
+
+
+def format_interval(ends: tuple[float, float] | None) -> str:
+    """Return an interval in brackets, or nothing if there is none."""
+    return f"[{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""

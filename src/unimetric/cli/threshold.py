@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unimetric.cli.index import calibrate_stored, is_index
-from unimetric.cli.options import Settings, read_overrides
+from unimetric.cli.index import calibrate_stored, format_interval, is_index
+from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError
 
 
@@ -30,12 +30,13 @@ def calibrate(
     - `unimetric calibrate my.index --fpr 0.01`
     - `unimetric calibrate runs/a --fpr 0.001 --out threshold.json device=cuda`
     """
-    from unimetric.analysis.calibrate import FILE
+    from unimetric.analysis.calibrate import FEWEST, FILE
     from unimetric.analysis.calibrate import calibrate as choose
     from unimetric.runs.display import Display
 
     if out is not None and out.suffix != ".json":
         raise UnimetricError(f"`--out` must be a .json file, got {out}", f"use `--out {out.with_suffix('.json')}`")
+    check_outputs(out)
     overrides = read_overrides(settings, calibrate)
     if is_index(run):
         calibrate_stored(run, fpr, level, draws, {"settings": overrides, "--out": out})
@@ -50,22 +51,24 @@ def calibrate(
             progress=lambda done, total: display.step("embedding", done, total),
             **overrides,
         )
-        low, high = result["threshold_interval"]
-        display.line(f"threshold {result['threshold']:.4f}   [{low:.4f}, {high:.4f}] over classes   score: {result['score']}")
+        interval = result["threshold_interval"]
+        spread = f"   {format_interval(interval)} over classes" if interval else ""
+        display.line(f"threshold {result['threshold']:.4f}{spread}   score: {result['score']}")
         display.line(f"{'':<34} false positive rate            missed pairs of one class")
         rows = {"validation classes": "validation", "test classes": "test"}
         for name, key in rows.items():
             display.line(f"{name:<34} {_cells(result[key])}")
         name = f"test, threshold {result['train_threshold']:.4f} of training"
         display.line(f"{name:<34} {_cells(result['test_at_train_threshold'])}")
+        for name, key in rows.items():
+            if result[key]["fpr_interval"] is None:
+                count = result[key]["classes"]
+                display.line(f"{name}: no intervals, which would be too narrow; at least {FEWEST} classes are needed, got {count}")
         file = run / FILE if out is None else out
         display.line(f"see {file} and {file.with_suffix('.png')}")
 
 
-def _cells(part: dict[str, float | list[float]]) -> str:
+def _cells(part: dict[str, Any]) -> str:
     """Return both rates of a part with their intervals."""
-    cells = []
-    for key in ("fpr", "fnr"):
-        low, high = part[f"{key}_interval"]  # type: ignore[misc]
-        cells.append(f"{part[key]:.4f} [{low:.4f}, {high:.4f}]")
-    return "        ".join(cells)
+    cells = [f"{part[key]:.4f} {format_interval(part[f'{key}_interval'])}" for key in ("fpr", "fnr")]
+    return f"{cells[0]:<31}{cells[1]}".rstrip()
