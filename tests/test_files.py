@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.files import atomic, wait_for_lock, write_bytes, write_text
+from unimetric.files import atomic, check_writable, read_arrays, wait_for_lock, write_bytes, write_text
 
 
 def test_a_file_and_its_folder_are_made(tmp_path: Path) -> None:
@@ -40,8 +40,27 @@ def test_what_was_before_stays_when_the_writer_fails(tmp_path: Path) -> None:
 def test_a_place_that_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "a.txt", tmp_path):
-        with pytest.raises(UnimetricError, match=f"{path}: cannot be written"):
+        with pytest.raises(UnimetricError, match=f"{path}: cannot be written") as caught:
             write_text(path, "a")
+        assert caught.value.hint == "use another path, which you can write to"
+
+
+def test_check_writable_finds_errors_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnimetricError, match=r"a\.txt: cannot be written: Not a directory"):
+        check_writable(tmp_path / "file" / "a.txt")
+    with pytest.raises(UnimetricError, match="is a folder"):
+        check_writable(tmp_path)
+    check_writable(tmp_path / "file")
+    check_writable(tmp_path / "new" / "a.txt")
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+def test_read_arrays_does_not_suggest_pickle(tmp_path: Path) -> None:
+    file = tmp_path / "a.npz"
+    file.write_text("no zip")
+    with pytest.raises(UnimetricError, match=r"a\.npz: must be an intact \.npz file: not a zip archive, or incomplete"):
+        read_arrays(file, "")
 
 
 def test_a_file_is_written_without_torch() -> None:

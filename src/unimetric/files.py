@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -52,22 +53,43 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _explain_failure(path: Path) -> Iterator[None]:
+    """Raise an error with the path and a hint if the system cannot write a file."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some space, or use another disk" if error.errno in FULL_DISK else "use another path, which you can write to"
+        raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", hint) from None
+
+
+@contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` once written, and is removed on failure."""
     if not path.name:  # `.` or `/`
         raise UnimetricError(f"{path}: is a folder", "name a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", "free some space, or use another --out") from None
+        with _explain_failure(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):  # there is nothing to remove if it could not be created
             temporary.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Raise an error if a file cannot be written. Call this before long work.
+
+    Creates neither the file nor its folder.
+    """
+    if path.is_dir():
+        raise UnimetricError(f"{path}: is a folder", "name a file")
+    with _explain_failure(path):
+        folder = next(each for each in path.parents if each.exists())
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def is_temporary(name: str) -> bool:
@@ -153,7 +175,7 @@ def atomic_stream(path: Path) -> Iterator[IO[bytes]]:
             errno.ENAMETOOLONG,
             errno.EIO,
         ):
-            reason, hint = f"cannot be written ({error.strerror})", "use a folder that you can write to"
+            reason, hint = f"cannot be written ({error.strerror})", "use another path, which you can write to"
         else:
             raise
         raise UnimetricError(f"{path}: {reason}; nothing was written", hint) from error
@@ -180,8 +202,11 @@ def read_arrays(path: Path, hint: str) -> dict[str, np.ndarray]:
     A missing, invalid or truncated file is an error with this hint.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):  # numpy would suggest to load it unsafely
+                raise zipfile.BadZipFile("not a zip archive, or incomplete")
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
     except FileNotFoundError:
         raise UnimetricError(f"{path}: no such file", hint) from None
     except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:

@@ -73,8 +73,13 @@ def test_learning_the_last_layer_alone():
     assert separation(tuned) > separation(head) + 0.1
     again = tune_head(head, last_layers(head), views, labels, iterations=60, lr=1e-2, batch_size=8)
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in tuned.state_dict().items())
-    with pytest.raises(UnimetricError, match="no linear layer"):
-        last_layers(create("heads", "identity", features=3))
+
+
+def test_adapt_names_a_run_without_a_linear_layer(config, tmp_path):
+    train(from_settings(asdict(config) | {"head": "identity", "epochs": 1}), tmp_path / "run", quiet=True)
+    with pytest.raises(UnimetricError, match="run: `head = 'identity'` has no linear layer to tune") as caught:
+        adapt(tmp_path / "run", shots=2)
+    assert "`head=linear(dim=128)`" in caught.value.hint
 
 
 def test_a_run_is_adapted(runs):

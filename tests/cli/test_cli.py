@@ -331,6 +331,26 @@ def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path) -> None:
         refused("evaluate", nothing, says=f"{nothing}: not a run folder, .npz file or backbone")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "absent.npz", "--out"],
+        ["evaluate", "small", "dataset=folder(root='absent')", "--save"],
+        ["transfer", "absent", "--to", "glyphs", "--out"],
+        ["ensemble", "absent", "--out"],
+        ["calibrate", "absent", "--out"],
+        ["shift", "absent", "--out"],
+        ["split", "absent", "--out"],
+        ["split", "absent", "--out", "a.json", "--features"],
+    ],
+)
+def test_outputs_are_checked_before_the_inputs(refused, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "a.json")
+    err = refused(*words, out, says=f"{out}: cannot be written: Not a directory")
+    assert "use another path, which you can write to" in err and "--out" not in err
+
+
 def test_evaluate_file_with_geometry(refused, capsys, monkeypatch, tmp_path: Path) -> None:
     """By L2, both short vectors find each other; by cosine, every vector finds its class."""
     rows = np.array([[1.0, 0], [10, 0], [0, 1], [0, 10]])
@@ -535,7 +555,7 @@ def test_out_rejects_folder(refused, pictures: Path, tmp_path: Path, monkeypatch
     np.savez(tmp_path / "a.npz", embeddings=np.eye(4), labels=np.arange(4) // 2)
     monkeypatch.chdir(tmp_path)
     refused("evaluate", "a.npz", "--out", ".", says=".: is a folder")
-    refused("evaluate", "small", "--save", ".", says="`--save` must be a file, got the folder .")
+    refused("evaluate", "small", "--save", ".", says=".: is a folder")
     refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")
 
 

@@ -82,3 +82,17 @@ def test_without_dataset_the_settings_are_those_of_the_demo(capsys: pytest.Captu
     assert config == load(**SETTINGS, seed=3) and config.transform == "glyphs"
     assert "unimetric demo" in capsys.readouterr().out
     assert _load("dataset=cub200", []).transform == "base"
+
+
+def test_folder_of_too_few_classes_is_named_with_its_path(tmp_path: Path) -> None:
+    root = draw(tmp_path / "bad" / "one", "{name}", 3)
+    with pytest.raises(UnimetricError, match=f"^{root}: at least 4 classes are needed, .* got 3") as caught:
+        choose_settings(str(root), {"device": "cpu"})
+    assert "train=" not in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["absent/", "images/absent"])
+def test_absent_folder_is_called_a_folder(name: str) -> None:
+    with pytest.raises(UnimetricError, match=f"^{name}: no such folder") as caught:
+        _load(name, [])
+    assert "subfolder" in caught.value.hint

@@ -92,6 +92,12 @@ def test_parts_that_are_too_small(train, message):
     assert "train=0.5" in caught.value.hint
 
 
+def test_hint_for_fewer_than_four_classes():
+    with pytest.raises(UnimetricError, match="2 training classes, got 1") as caught:
+        divide(table((2,) * 3, train=1))
+    assert "train=" not in caught.value.hint and "four" in caught.value.hint
+
+
 def test_class_in_both_parts():
     data = table()
     mixed = data.train.copy()

@@ -114,6 +114,8 @@ def adapt(
 
     model = model.to(fabric.device).eval()
     layers = last_layers(model.head)
+    if not layers:
+        raise UnimetricError(f"{run}: `head = {config.head!r}` has no linear layer to tune", "train a run with `head=linear(dim=128)`")
     images = TestImages(table, test)
     tokens = embed_global(fabric, config, model, images, supports, crops=looks, seed=seed)
     with torch.inference_mode():
@@ -306,14 +308,12 @@ def _read_published(config: RunConfig, table: Table, shots: int, seed: int) -> l
 def last_layers(head: Head) -> list[str]:
     """Return the names of the linear layers that make the embedding.
 
-    These are the last layer, or one layer per branch.
+    These are the last layer, or one layer per branch; none if the head has none.
 
     Args:
         head: Head of the run.
     """
     linear = [name for name, part in head.named_modules() if isinstance(part, nn.Linear)]
-    if not linear:
-        raise UnimetricError("the head has no linear layer to tune", "use a run with a head such as `linear(dim=512)`")
     return linear[-len(head.dims) :]
 
 

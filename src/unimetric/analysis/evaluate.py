@@ -18,7 +18,7 @@ from unimetric.analysis.classes import results_by_class
 from unimetric.analysis.compressed import check_compression, compress
 from unimetric.config import RunConfig, check_part, from_settings
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import read_arrays, write_arrays
+from unimetric.files import check_writable, read_arrays, write_arrays
 from unimetric.geometry.rerank import check_rerank, reranked
 from unimetric.geometry.space import GROUP_RULES, Space
 from unimetric.images.duplicates import describe_duplicates
@@ -80,8 +80,8 @@ def evaluate(
     check_compression(dims, precisions)
     if group_rule and group_rule not in GROUP_RULES:
         raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
-    if save is not None and not Path(save).name:
-        raise UnimetricError(f"`--save` must be a file, got the folder {save}", "use `--save embeddings.npz`")
+    if save is not None:
+        check_writable(Path(save))
     model: Model | Exported
     if isinstance(run, RunConfig):
         config = from_settings(asdict(run) | overrides)

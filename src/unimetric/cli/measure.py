@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unimetric.cli.index import evaluate_stored, is_index
-from unimetric.cli.options import Settings, read_overrides
+from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError, closest
 
 
@@ -34,6 +34,7 @@ def _check_json_path(out: Path) -> None:
     if out.suffix == ".png":
         hint = f"use `--out {out.with_suffix('.json')}`; the figure is saved as {out}"
         raise UnimetricError(f"`--out` must not be a .png file, got {out}", hint)
+    check_outputs(out)
 
 
 def _write_json(out: Path | None, found: Any) -> None:
@@ -84,6 +85,7 @@ def evaluate(
     from unimetric.runs.exported import format_of
     from unimetric.spec import names
 
+    check_outputs(out)
     texts = _specs(metrics)
     overrides = read_overrides(settings, evaluate)
     if is_index(target):
@@ -206,6 +208,7 @@ def split(
     from unimetric.runs.display import Display
 
     _check_json_path(out)
+    check_outputs(features)
     wanted = PAPER_TARGETS[targets] if targets in PAPER_TARGETS else _numbers_in(targets, "--targets", float)
     if not all(math.isfinite(target) and target > 0 for target in wanted):
         raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
@@ -306,6 +309,7 @@ def transfer(
     from unimetric.analysis.transfer import transfer as run_
     from unimetric.runs.display import Display
 
+    check_outputs(out)
     texts = _specs(metrics)
     overrides = read_overrides(setting, transfer)
     with Display() as display:
@@ -376,6 +380,7 @@ def ensemble(
     from unimetric.analysis.ensemble import select_runs
     from unimetric.runs.display import Display
 
+    check_outputs(out)
     overrides = read_overrides([word for word in runs if "=" in word], ensemble)
     places = select_runs([word for word in runs if "=" not in word], _read_labels(label or []))
     with Display() as display:

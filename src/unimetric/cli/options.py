@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -49,6 +50,15 @@ class Command(TyperCommand):
             if OLD_NAMES.get(name) in known:
                 args[index] = OLD_NAMES[name] + equals + value
         return super().parse_args(ctx, args)
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Raise an error before the work of a command if it cannot write one of its output files."""
+    from unimetric.files import check_writable  # loads numpy
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
 
 
 def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unimetric.cli.options import Settings, read_overrides
+from unimetric.errors import UnimetricError
 
 if TYPE_CHECKING:
     from unimetric.studies.grid import Run
@@ -29,6 +30,8 @@ def _load(config: str | None, settings: list[str] | None, *, quiet: bool = False
         return load(**SETTINGS | overrides)
     if config is not None and config not in shipped_configs() and Path(config).is_dir():
         return _choose(config, overrides, quiet=quiet)
+    if config is not None and "/" in config and not config.endswith(".toml") and not Path(config).exists():
+        raise UnimetricError(f"{config}: no such folder", "name a folder with one subfolder of images per class, or a .toml file")
     return load(config, **overrides)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from unimetric.analysis.calibrate import read_calibration
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError
-from unimetric.files import is_temporary, remove_stale, write_text
+from unimetric.files import check_writable, is_temporary, remove_stale, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
 from unimetric.images.table import Split, Table
@@ -326,17 +325,15 @@ def _check_out(out: Path) -> None:
 
     A folder that an export has left when it was killed counts as empty.
     """
-    folder = out.absolute()
     try:
-        while not folder.exists():
-            folder = folder.parent
-        tempfile.TemporaryFile(dir=folder).close()
         names = [each.name for each in out.iterdir()] if out.is_dir() else []
         free = UNFINISHED in names or all(map(is_temporary, names)) if out.is_dir() else not out.exists()
     except OSError as error:
-        raise UnimetricError(f"{out}: cannot be written: {error.strerror}", "choose another --out") from None
+        raise UnimetricError(f"{out}: cannot be read: {error.strerror}", "choose another --out") from None
     if not free:
         raise UnimetricError(f"{out}: must be an empty or new folder", "choose another --out")
+    if not out.is_dir():
+        check_writable(out)
 
 
 def without_folders(text: str) -> str:

@@ -250,6 +250,6 @@ class _Transaction:
         try:
             self.base.execute("commit" if kind is None else "rollback")
         except sqlite3.Error as failure:
-            raise UnimetricError(f"{self.path}: cannot be written: {failure}", "free some space, or use another --out") from None
+            raise UnimetricError(f"{self.path}: cannot be written: {failure}", "free some space, or use another disk") from None
         if isinstance(error, sqlite3.OperationalError):
-            raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another --out") from None
+            raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another disk") from None

@@ -42,6 +42,12 @@ def choose_settings(root: str, overrides: dict[str, Any]) -> tuple[RunConfig, li
     name = "foundation" if cuda else "laptop"
     hardware = torch.cuda.get_device_name() if cuda else f"a CPU with {os.cpu_count()} cores"
     dataset, table, notes = choose_dataset(root)
+    classes = len(np.unique(table.labels))
+    if classes < 4 and "split" not in overrides:
+        raise UnimetricError(
+            f"{root}: at least 4 classes are needed, two to train on and two to test on, got {classes}",
+            "add classes: each subfolder that contains images is one",
+        )
     notes = [f"device: {hardware}, so the settings are those of the config `{name}`", *notes]
     chosen: dict[str, Any] = {"dataset": dataset}
     training = len(np.unique(table.labels[table.train]))
@@ -53,8 +59,8 @@ def choose_settings(root: str, overrides: dict[str, Any]) -> tuple[RunConfig, li
     chosen["epochs"] = max(1, min(20, round(IMAGES[name] / images)))
     evaluations = chosen["epochs"] * images // (len(split.validation) + len(split.test))  # they take no longer than training
     chosen["evaluate_every"] = math.ceil(chosen["epochs"] / max(1, min(4, evaluations)))
-    classes = [len(np.unique(table.labels[rows])) for rows in (split.train, split.validation, split.test)]
-    notes.append(f"{images:,} training images of {classes[0]} classes; {classes[1]} validation classes; {classes[2]} test classes")
+    counts = [len(np.unique(table.labels[rows])) for rows in (split.train, split.validation, split.test)]
+    notes.append(f"{images:,} training images of {counts[0]} classes; {counts[1]} validation classes; {counts[2]} test classes")
     return load(name, **chosen | overrides), notes
 
 

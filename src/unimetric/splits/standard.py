@@ -35,10 +35,10 @@ def standard(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 
     for part, rows in (("training", train), ("test", test)):
         number = len(np.unique(table.labels[rows]))
         if number < 2:
-            raise UnimetricError(
-                f"{table.full_name}: a split needs at least 2 {part} classes, got {number}",
-                "check the split of the dataset; for a folder or csv file, set the fraction of training classes with `train=0.5`",
-            )
+            hint = "check the split of the dataset; for a folder or csv file, set the fraction of training classes with `train=0.5`"
+            if len(np.unique(table.labels)) < 4:
+                hint = "add classes until there are at least four: two to train on, and two to test on"
+            raise UnimetricError(f"{table.full_name}: a split needs at least 2 {part} classes, got {number}", hint)
     both = describe_shared(table)
     if both and not known_classes:
         raise UnimetricError(
