@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unimetric.arguments import checked
+from unimetric.errors import UnimetricError
 from unimetric.geometry import Pairs, Triplets, as_indices, compare, upcast_half
 from unimetric.geometry.space import Space
 from unimetric.images.recipe import Recipe
@@ -86,10 +87,45 @@ class Loss(Component, nn.Module):
     default_miner: str = ""
     lr: float | None = None  # learning rate of its parameters; None for the run's
     group: Mapping[str, Any] = MappingProxyType({})  # other options of its parameter group
+    num_classes: int | None = None  # labels must be below, if it has parameters of each class
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            cls.forward = _check_batch(vars(cls)["forward"])
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
         """Return the points to search for neighbors, and the options of the `Space` they are in."""
         return embeddings, {"geometry": "cosine"}
+
+
+def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a loss reject batches that do not fit, and show embeddings that are not finite."""
+
+    @functools.wraps(forward)
+    def call(self: Loss, embeddings: Tensor, labels: Tensor, *others: Any, **named: Any) -> Tensor:
+        labels = _fitting(embeddings, labels)
+        # Reading a label from a GPU would wait for it.
+        if self.num_classes is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(each) for each in labels.aminmax())
+            if low < 0 or high >= self.num_classes:
+                hint = "check `num_classes` of the loss, or number the classes from 0"
+                raise UnimetricError(f"labels must be from 0 to {self.num_classes - 1}, got {low} to {high}", hint)
+        # Miners skip embeddings that are not finite. The loss of a diverged model would be 0.
+        return forward(self, embeddings, labels, *others, **named) + 0 * embeddings.detach().sum(dtype=torch.float32)
+
+    return call
+
+
+def _fitting(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return labels as int64, and raise an error unless they fit the embeddings."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise UnimetricError(f"labels must be a tensor of integers, got {kind}", "use `torch.as_tensor(labels).long()`")
+    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1] or not len(labels):
+        shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
+        raise UnimetricError(f"embeddings and labels must have the shapes (B, D) and (B,), B at least 1, got {shapes}", "check the batch")
+    return labels.long()
 
 
 class Miner(Component, nn.Module):
@@ -115,7 +151,7 @@ def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., An
     def mine(self: Miner, similarity: Tensor, pairs: Pairs | Tensor) -> Pairs | Triplets | tuple[Tensor, ...]:
         if isinstance(pairs, Tensor):
             with torch.no_grad():
-                return as_indices(forward(self, *compare(upcast_half(similarity), pairs)))
+                return as_indices(forward(self, *compare(upcast_half(similarity), _fitting(similarity, pairs))))
         return forward(self, similarity, pairs)
 
     return mine

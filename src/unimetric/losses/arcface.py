@@ -70,6 +70,7 @@ class ArcFace(Loss):
         dim: Count,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.margin, self.scale, self.fallback, self.clamp_positive, self.lr = margin, scale, fallback, clamp_positive, lr
         self.group = {"weight_decay": weight_decay}
         self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)

@@ -73,6 +73,7 @@ class CurricularFace(Loss):
         dim: Count,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.margin, self.scale, self.per_class_t, self.momentum, self.lr = margin, scale, per_class_t, momentum, lr
         self.group = {"weight_decay": weight_decay}
         self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)

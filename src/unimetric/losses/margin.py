@@ -63,6 +63,7 @@ class Margin(Loss):
         miner: str | nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.margin, self.nu, self.or_count, self.lr = margin, nu, or_count, lr
         self.beta = nn.Parameter(torch.full((num_classes or 1,), float(beta)), requires_grad=learn_beta)
         self.miner = resolve_miner(self, miner)

@@ -57,6 +57,7 @@ class ProxyAnchor(Loss):
         dim: Count,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.alpha, self.margin, self.lr = alpha, margin, lr
         self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) * math.sqrt(2 / num_classes))

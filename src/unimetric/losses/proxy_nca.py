@@ -53,6 +53,7 @@ class ProxyNCA(Loss):
         dim: Count,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.scale, self.lr = scale, lr
         self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)

@@ -47,6 +47,7 @@ class ProxyNCAPP(Loss):
         self, *, temperature: Positive = 1 / 9, lr: NonNegative = 1e-2, weight_decay: NonNegative = 0.0, num_classes: Count, dim: Count
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)

@@ -67,6 +67,7 @@ class SoftTriple(Loss):
         dim: Count,
     ) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.scale, self.margin, self.gamma, self.tau, self.lr = scale, margin, gamma, tau, lr
         self.group = {"weight_decay": weight_decay}
         bound = 1 / math.sqrt(num_classes * centers_per_class)

@@ -1,0 +1,70 @@
+"""Losses in loops of other projects: batches that do not fit are rejected, and a diverged model is not a perfect one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unimetric.errors import UnimetricError
+from unimetric.spec import create, names
+
+CLASSES, DIM = 4, 8
+LOSSES = [name for name in names("losses") if "." not in name]
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return create("losses", name, num_classes=CLASSES, dim=DIM).train()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(16, DIM, generator=torch.Generator().manual_seed(0)), torch.arange(16) % CLASSES
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_labels_of_any_integer_type(name: str) -> None:
+    embeddings, labels = batch()
+    values = [build(name)(embeddings, labels.to(dtype)).item() for dtype in (torch.int64, torch.int32, torch.uint8)]
+    assert values[0] == values[1] == values[2]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_embeddings_that_are_not_finite_give_no_finite_loss(name: str) -> None:
+    embeddings, labels = batch()
+    embeddings[:] = torch.nan
+    assert not torch.isfinite(build(name)(embeddings, labels))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_batches_that_do_not_fit_are_rejected(name: str) -> None:
+    loss, (embeddings, labels) = build(name), batch()
+    for rows, given in ((embeddings[:0], labels[:0]), (embeddings, labels[:7]), (embeddings[0], labels), (embeddings, labels[:, None])):
+        with pytest.raises(UnimetricError, match=r"must have the shapes \(B, D\) and \(B,\)"):
+            loss(rows, given)
+    for given in (labels.tolist(), labels.numpy(), labels.float()):
+        with pytest.raises(UnimetricError, match="labels must be a tensor of integers"):
+            loss(embeddings, given)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if build(name).num_classes])
+@pytest.mark.parametrize("change", [1, -1])
+def test_labels_beyond_the_classes_are_rejected(name: str, change: int) -> None:
+    embeddings, labels = batch()
+    with pytest.raises(UnimetricError, match=r"labels must be from 0 to 3, got") as caught:
+        build(name)(embeddings, labels + change)
+    assert "num_classes" in caught.value.hint
+
+
+def test_losses_with_parameters_of_classes_know_their_number() -> None:
+    sized = {name for name in LOSSES if any(CLASSES in parameter.shape for parameter in build(name).parameters())}
+    assert sized == {name for name in LOSSES if build(name).num_classes} and len(sized) >= 9
+    assert all(build(name).num_classes == CLASSES for name in sized)
+
+
+@pytest.mark.parametrize("name", [name for name in names("miners") if "." not in name])
+def test_miners_reject_batches_that_do_not_fit(name: str) -> None:
+    miner, (embeddings, labels) = create("miners", name), batch()
+    assert len(miner(embeddings, labels.int())) in (3, 4)
+    for rows, given in ((embeddings[:0], labels[:0]), (embeddings, labels[:7])):
+        with pytest.raises(UnimetricError, match=r"must have the shapes \(B, D\) and \(B,\)"):
+            miner(rows, given)
