@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -73,15 +75,19 @@ def test_own_split_is_always_chosen(caplog):
     assert "0" in [entry["key"] for entry in splits.values()]
     make_splits(table, features, count=6, targets=(0.01, 1.2, 900.0))
     assert "but the targets 0.01, 900 are outside; they get" in caplog.text
-    with pytest.raises(UnimetricError, match=r"but the targets 19\.2, 28\.5 are outside"):
+    caplog.clear()
+    make_splits(table, features, count=6, targets=(0.01, 1.0, 900.0))  # one of them is reached
+    assert "but the targets 0.01, 900 are outside; they get" in caplog.text
+    with pytest.raises(UnimetricError, match=r"but the targets 19\.2, 28\.5 are outside") as error:
         make_splits(table, features, count=6, targets=(19.2, 28.5))
+    assert error.value.hint.startswith("targets are multiples of that distance: use numbers from 0.")
 
 
 def test_targets_of_the_paper_on_measured_cub_splits(caplog):
     """The sequence of splits that was measured on CUB200 with other weights than the paper's."""
     history = json.loads((Path(__file__).parents[2] / "results" / "splits_cub200.json").read_text())["history"]
-    none = np.zeros(0, np.int64)
-    steps = [Step(entry["key"], none, none, entry["distance"], 1.0) for entry in history]
+    none = np.zeros(0, np.int64)  # the file has no classes; each step gets one of its own
+    steps = [Step(entry["key"], np.array([number]), none, entry["distance"], 1.0) for number, entry in enumerate(history)]
     found = list(chosen(steps, choose=9, targets=PAPER_TARGETS["cub200"]).values())
     assert [entry["key"] for entry in found] == ["-22", "-10", "0", "8", "12", "R4", "R14", "R22", "R36"]
     distances = [entry["distance"] for entry in found]
@@ -102,8 +108,10 @@ def test_features_are_made_once_and_checked(config, tmp_path):
     path = tmp_path / "features.npz"
     table, made = features_of(config, path=path)
     assert made.shape == (len(table), 16) and path.exists()
-    _, again = features_of(from_settings(asdict(config) | {"backbone": "small(channels=8)"}), path=path)
-    assert np.array_equal(made, again)  # those that were kept, and not of the other backbone
+    assert np.array_equal(made, features_of(config, path=path)[1])
+    for key, text in (("backbone", "small(channels=8)"), ("transform", "glyphs(size=24)")):
+        with pytest.raises(UnimetricError, match=re.escape(f"of {key} `{text}`, got those of `{getattr(config, key)}`")):
+            features_of(from_settings(asdict(config) | {key: text}), path=path)
     with pytest.raises(UnimetricError, match="of the dataset in their order"):
         read_features(path, table.take(np.arange(len(table))[::-1]))
     np.savez(path, embeddings=np.full_like(made, np.nan), labels=table.labels)
@@ -112,6 +120,51 @@ def test_features_are_made_once_and_checked(config, tmp_path):
     path.write_text("no")
     with pytest.raises(UnimetricError, match=r"features\.npz: must be an intact \.npz file"):
         features_of(config, path=path)
+
+
+def test_features_of_other_images_are_rejected(config, tmp_path):
+    """Datasets with the same numbers of images per class differ in their files."""
+    rng = np.random.default_rng(0)
+
+    def write(name, suffix=""):
+        for number in range(8):
+            image = tmp_path / name / f"class{number // 4}" / f"{number}{suffix}.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (36, 36 + len(name), 3), dtype=np.uint8)).save(image)
+        return from_settings(asdict(config) | {"dataset": f"folder(root={str(tmp_path / name)!r})", "workers": 0})
+
+    path, first = tmp_path / "features.npz", write("a")
+    table, made = features_of(first, path=path)
+    for other in (write("b", "x"), write("longer")):  # other names, other sizes
+        with pytest.raises(UnimetricError, match="must have the images of the dataset"):
+            features_of(other, path=path)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy", copy_function=shutil.copyfile)
+    copy = from_settings(asdict(first) | {"dataset": f"folder(root={str(tmp_path / 'copy')!r})"})
+    assert np.array_equal(features_of(copy, path=path)[1], made)
+    np.savez(path, embeddings=made, labels=table.labels)  # as earlier versions have written it
+    assert np.array_equal(features_of(first, path=path)[1], made)
+
+
+def test_repeated_splits_are_selected_once(caplog):
+    """With few classes, the swaps return to earlier splits."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(14), 6)
+    features = (rng.standard_normal((14, 10)) * 2)[labels] + 0.3 * rng.standard_normal((84, 10))
+    table = Table(tuple(f"{row}.jpg" for row in range(84)), labels, tuple(map(str, range(14))), labels % 2 == 0)
+    splits = make_splits(table, features)
+    sides = {step["key"]: (frozenset(step["train"]), frozenset(step["test"])) for step in splits["history"]}
+    different = len(set(sides.values()))
+    assert different < len(sides)
+    keys = [entry["key"] for entry in splits["splits"].values()]
+    assert len({sides[key] for key in keys}) == len(keys) == 9 and "0" in keys and not caplog.records
+    assert len(make_splits(table, features, choose=99)["splits"]) == different
+    assert f"only {different} different splits, so {different} are selected instead of 99" in caplog.text
+
+
+def test_error_of_the_backbone_names_the_option(config):
+    backbone = "timm(name='resnet10t', weights='absent.safetensors')"
+    with pytest.raises(UnimetricError, match=r"`--backbone \"timm\(name='resnet10t'.*`: absent.safetensors: no such weights file"):
+        features_of(from_settings(asdict(config) | {"backbone": backbone}))
 
 
 def test_features_are_the_summaries(config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all
 from unimetric.runs.model import Model, build_model
+from unimetric.runs.record import describe_images
 from unimetric.runs.rows import readable
 from unimetric.spec import create
 
@@ -37,7 +39,8 @@ def features_of(
     Args:
         config: Settings: dataset, transform, backbone and device. With `on_bad_picture=skip`, images that
             cannot be read are removed from the table.
-        path: An `.npz` file of `embeddings` and `labels` of all rows. It is read if it exists, else written.
+        path: An `.npz` file of `embeddings` and `labels` of all rows. It is read if it exists, else written, with a hash of
+            the images and the spec strings of backbone and transform.
         progress: Callback with (finished images, all images).
 
     Returns:
@@ -47,22 +50,43 @@ def features_of(
     rows, skipped = readable(config, table, np.arange(len(table)), progress=progress)
     table = table.take(rows) if skipped else table
     if path is not None and Path(path).exists():
-        return table, read_features(path, table)
+        return table, read_features(path, table, backbone=config.backbone, transform=config.transform)
     fabric = open_fabric(config)
-    backbone = build_model(config).backbone
+    try:
+        backbone = build_model(config).backbone
+    except UnimetricError as error:  # the hint may refer to an argument of the default
+        raise UnimetricError(f'`--backbone "{config.backbone}"`: {error.message}', error.hint) from None
     model = Model(backbone, Identity(features=backbone.channels))
     features = embed_all(fabric, config, model, table, progress=progress).cpu().numpy()
     if path is not None:
-        write_arrays(Path(path), embeddings=features, labels=table.labels)
+        write_arrays(
+            Path(path),
+            embeddings=features,
+            labels=table.labels,
+            images=np.array(_hash_images(table)),
+            backbone=np.array(config.backbone),
+            transform=np.array(config.transform),
+        )
     return table, features
 
 
-def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
+def _hash_images(table: Table) -> str:
+    """Return a hash of the relative path, size and class of every image.
+
+    Modification times are not part of it, because a copy of a dataset has others.
+    """
+    images = describe_images(table, {"all": np.arange(len(table))})["all"]
+    return hashlib.sha256(json.dumps([(image.name, image.size, image.label) for image in images]).encode()).hexdigest()
+
+
+def read_features(path: str | Path, table: Table, **made_by: str) -> Float[np.ndarray, "N C"]:
     """Read features from a file, and check that they are those of a dataset.
 
     Args:
-        path: An `.npz` file of `embeddings` (N, C) and `labels` (N,).
+        path: An `.npz` file of `embeddings` (N, C) and `labels` (N,). If it also has a hash of the images, as in files
+            of `features_of`, the images must be the same.
         table: Table of the dataset. The file must have all of its rows.
+        made_by: Spec strings of `backbone` and `transform`. They must be those of the file, if it has them.
     """
     hint = "use a new file name to compute the features"
     arrays = read_arrays(Path(path), hint)
@@ -75,6 +99,11 @@ def read_features(path: str | Path, table: Table) -> Float[np.ndarray, "N C"]:
             f"{path}: must have the {len(table):,} images of the dataset in their order, got {len(features):,} others",
             f"{hint}; a part of the rows is not enough",
         )
+    if "images" in arrays and str(arrays["images"]) != _hash_images(table):
+        raise UnimetricError(f"{path}: must have the images of the dataset, got those of another one, or of other sizes", hint)
+    for key, text in made_by.items():
+        if key in arrays and str(arrays[key]) != text:
+            raise UnimetricError(f"{path}: must have the features of {key} `{text}`, got those of `{arrays[key]}`", hint)
     if not np.isfinite(features).all():
         raise UnimetricError(f"{path}: some features are not finite", "compute them again with `precision=32-true`")
     return features.astype(features.dtype.newbyteorder("="), copy=False)
@@ -231,10 +260,10 @@ def chosen(history: Sequence[Step], *, choose: int, targets: Sequence[float] = (
     """Select splits of a sequence, the dataset's own split always among them.
 
     Distances of other features have another scale, so targets are relative. Logs a warning if the sequence
-    does not reach some of them.
+    does not reach some of them, or has fewer different splits than are to be selected.
 
     Args:
-        history: All splits. The key of the dataset's own split is `0`.
+        history: All splits. The key of the dataset's own split is `0`. A split that occurs repeatedly is selected once.
         choose: Number of splits to select, evenly over the range of distances.
         targets: Multiples of the distance of the dataset's own split, whose nearest splits are selected
             instead. 1 is added if it is missing.
@@ -243,33 +272,55 @@ def chosen(history: Sequence[Step], *, choose: int, targets: Sequence[float] = (
         By number from 1 on: `key` and `distance` of the split, and the `target` distance.
 
     Raises:
-        UnimetricError: No target except 1 is in the range of the sequence.
+        UnimetricError: No target is in the range of the sequence.
     """
+    history = _distinct(history)
     distances = [step.distance for step in history]
     default = next(index for index, step in enumerate(history) if step.key == "0")
     if targets:
         wanted = [distances[default] * target for target in sorted({1.0, *map(float, targets)})]
-        _check_range(wanted, distances, distances[default])
+        _check_range(targets, distances, distances[default])
     else:
-        wanted = even_targets(distances, choose, keep=default)
+        if choose > len(history):
+            message = "the sequence has only %d different splits, so %d are selected instead of %d"
+            logging.getLogger("unimetric").warning(message, len(history), len(history), choose)
+        wanted = even_targets(distances, min(choose, len(history)), keep=default)
     found = {}
     for number, (position, target) in enumerate(zip(nearest(distances, wanted, keep=default), wanted, strict=True), 1):
         found[str(number)] = {"key": history[position].key, "distance": distances[position], "target": target}
     return found
 
 
-def _check_range(wanted: Sequence[float], distances: Sequence[float], default: float) -> None:
-    """Log a warning if targets are outside the range of distances; raise an error if all are."""
-    low, high = min(distances), max(distances)
-    outside = [target for target in wanted if not low <= target <= high]
+def _distinct(history: Sequence[Step]) -> list[Step]:
+    """Return the splits without those that have the classes of another one.
+
+    With few classes, swapping returns to earlier splits. The dataset's own split always stays.
+    """
+    first: dict[tuple[bytes, bytes], Step] = {}
+    for step in sorted(history, key=lambda step: step.key != "0"):
+        first.setdefault((np.sort(step.train).tobytes(), np.sort(step.test).tobytes()), step)
+    kept = {step.key for step in first.values()}
+    return [step for step in history if step.key in kept]
+
+
+def _check_range(targets: Sequence[float], distances: Sequence[float], default: float) -> None:
+    """Log a warning if targets are outside the range of distances; raise an error if all are.
+
+    Args:
+        targets: Multiples of the distance of the dataset's own split.
+        distances: Distances of all splits.
+        default: Distance of the dataset's own split.
+    """
+    outside = [target for target in sorted(set(targets)) if not min(distances) <= target * default <= max(distances)]
     if not outside:
         return
+    low, high = min(distances) / default, max(distances) / default
     problem = (
-        f"the splits have {low / default:.3g} to {high / default:.3g} times the distance of the dataset's own split, but the targets "
-        f"{', '.join(f'{target / default:.3g}' for target in outside)} are outside"
+        f"the splits have {low:.3g} to {high:.3g} times the distance of the dataset's own split, but the targets "
+        f"{', '.join(f'{target:.3g}' for target in outside)} are outside"
     )
-    if len(outside) >= len(wanted) - 1:
-        raise UnimetricError(problem, "divide the target distances by that of the default split")
+    if len(outside) == len(set(targets)):
+        raise UnimetricError(problem, f"targets are multiples of that distance: use numbers from {low:.3g} to {high:.3g}")
     logging.getLogger("unimetric").warning("%s; they get the splits nearest to them", problem)
 
 
