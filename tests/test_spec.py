@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from unimetric.config import load
 from unimetric.errors import UnimetricError
-from unimetric.spec import OFFERED, bind, bind_arguments, create, find, kinds, names, parse
+from unimetric.spec import OFFERED, bind, bind_arguments, create, find, kinds, names, parse, trusting
 
 
 def refused(text: str, kind: str = "losses", **offered: object) -> str:
@@ -66,6 +68,31 @@ def test_numbers_that_nothing_can_count_with() -> None:
     assert "`dims` must be" in refused("s2sd(dims=(512, 1e999))", "objectives", num_classes=4, dim=4, features=4)
     for seed in (-1, 2**32):
         assert "`seed` must be from 0 to 4294967295" in refused(f"few_shot(seed={seed})", "splits")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of one's own with a dataset, a sampler and a metric."""
+    (tmp_path / "mine_of_spec.py").write_text(
+        "class Made:\n    def __init__(self, value):\n        self.value = value\n\n"
+        "def shoes(root, size=3):\n    return Made((root, size))\n\n"
+        "def rows(labels, n=2):\n    return Made((labels, n))\n\n"
+        "def hits(space, k=1):\n    return float(k)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "mine_of_spec"
+    sys.modules.pop("mine_of_spec", None)
+
+
+def test_functions_without_inputs_need_no_keyword_only(mine: str) -> None:
+    assert create("datasets", f"{mine}.shoes(root='cub')", trust=[mine]).value == ("cub", 3)
+    assert create("datasets", f"{mine}.shoes('cub', size=4)", trust=[mine]).value == ("cub", 4)
+    assert create("samplers", f"{mine}.rows(n=4)", trust=[mine], labels=(1, 2)).value == ((1, 2), 4)
+    with pytest.raises(UnimetricError, match=r"needs `root`"):
+        create("datasets", f"{mine}.shoes", trust=[mine])
+    with trusting(mine), pytest.raises(UnimetricError, match="has no argument `k`") as error:
+        bind("metrics", f"{mine}.hits(k=2)")  # `space` is an input, so `k` may be one
+    assert error.value.hint == "make it keyword-only: `def hits(..., *, k)`"
 
 
 def test_a_miner_is_a_text() -> None:

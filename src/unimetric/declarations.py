@@ -35,12 +35,14 @@ class Declaration:
         name: Name of the class or function.
         module: Module that defines it.
         doc: Docstring, with the indentation removed.
-        is_function: Whether it is a function. Its parameters before the `*` are then its input.
+        is_function: Whether it is a function.
         parameters: Parameters by name, with resolved annotations. A class has those of its constructor.
         members: Class attributes, with those of the base classes, or keywords of the decorators of a function. A value that is the
             name of a class is that name; any other value that is not a literal is missing.
         body: Statements of the function or of the constructor.
         returns: Annotation of what a function returns, as written.
+        has_inputs: Whether the parameters of a function before the `*` are its inputs. A function of a component type without
+            inputs, such as a dataset, has only arguments.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Declaration:
     members: Mapping[str, Any] = field(default_factory=dict)
     body: tuple[ast.stmt, ...] = ()
     returns: str = ""
+    has_inputs: bool = True
 
     @property
     def configured(self) -> dict[str, inspect.Parameter]:
@@ -60,18 +63,20 @@ class Declaration:
 
     def is_input(self, parameter: inspect.Parameter) -> bool:
         """Return whether a parameter is passed when the component is called, not configured."""
-        return self.is_function and parameter.kind is not parameter.KEYWORD_ONLY
+        return self.is_function and self.has_inputs and parameter.kind is not parameter.KEYWORD_ONLY
 
 
-def declared_by(part: Any) -> Declaration:
+def declared_by(part: Any, *, has_inputs: bool = True) -> Declaration:
     """Return the declaration of an imported class or function, such as a third-party one.
 
     Args:
         part: Class or function whose signature is known.
+        has_inputs: Whether functions of its component type have inputs.
     """
     signature = inspect.signature(part).parameters
     parameters = {key: each.replace(annotation=arguments.allowed_values(part, key)) for key, each in signature.items()}
-    return Declaration(part.__name__, part.__module__, inspect.getdoc(part) or "", inspect.isfunction(part), parameters)
+    doc = inspect.getdoc(part) or ""
+    return Declaration(part.__name__, part.__module__, doc, inspect.isfunction(part), parameters, has_inputs=has_inputs)
 
 
 @functools.cache

@@ -63,6 +63,9 @@ OFFERED: dict[str, Any] = {
 _OFFERED_TO: dict[str, dict[str, Any]] = {"samplers": {"class_names": ()}, "stores": {"path": ""}}
 
 
+#: Folders whose functions are called without inputs: all of their parameters are arguments of a spec string.
+_WITHOUT_INPUTS = ("datasets", "formats", "samplers", "stores", "transforms")
+
 #: Arguments that are spec strings, or lists of them, and the folder of their component type.
 NESTED = {"auxiliary": "losses", "loss": "losses", "metric": "metrics", "miner": "miners", "objective": "objectives", "parts": "datasets"}
 
@@ -176,7 +179,7 @@ def declaration(kind: str, name: str) -> Declaration:
     if "." in name:
         part = _find_outside(kind, name)
         signature(part)
-        return declared_by(part)
+        return declared_by(part, has_inputs=kind not in _WITHOUT_INPUTS)
     file = os.path.join(os.path.dirname(__file__), kind, f"{name}.py")
     if kind not in KINDS or name.startswith("_") or name != name.lower() or not os.path.isfile(file):
         raise UnimetricError(f"no `{_short(name)}` in {kind}", _other(kind, name) or closest(name[:200], names(kind)))
@@ -258,10 +261,7 @@ def _find_outside(kind: str, name: str) -> Any:
 
 
 def signature(part: Any) -> inspect.Signature:
-    """Return the parameters of a class or function.
-
-    Parameters of a function after the `*` are the arguments of a spec string.
-    """
+    """Return the parameters of a class or function."""
     try:
         return inspect.signature(part)
     except ValueError:  # some that are built into Python
@@ -309,7 +309,10 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
     written = dict(zip(parameters, call.positional, strict=False))
     for key, value in call.named.items():
         if key not in parameters and not takes_any:
-            raise UnimetricError(f"`{call.name}` has no argument `{key}` (in `{text}`)", closest(key, parameters))
+            hint = closest(key, parameters)
+            if "." in call.name and key in declared.parameters:
+                hint = f"make it keyword-only: `def {declared.name}(..., *, {key})`"
+            raise UnimetricError(f"`{call.name}` has no argument `{key}` (in `{text}`)", hint)
         if key in written:
             raise UnimetricError(f"`{key}` is given twice in `{text}`", f"write `{key}=` once")
         written[key] = value
@@ -357,10 +360,6 @@ def text_of(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({words})" if words else name
 
 
-def _is_input(part: Any, parameter: inspect.Parameter) -> bool:
-    return inspect.isfunction(part) and parameter.kind is not parameter.KEYWORD_ONLY
-
-
 def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: Any) -> Any:
     """Build a component from its spec string.
 
@@ -383,7 +382,7 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
             return create(kind, text, **given)
     offered = {key: value for key, value in given.items() if key in offered_to(kind)}
     part, arguments = bind(kind, text, **offered)
-    arguments |= _inputs(kind, text, part, {key: value for key, value in given.items() if key not in offered})
+    arguments |= _inputs(kind, text, {key: value for key, value in given.items() if key not in offered})
     if "." in parse(text).name:
         miner = create("miners", offered["miner"]) if kind == "losses" and offered.get("miner") else None
         return _foreign().build(kind, text, part, arguments, miner)
@@ -393,9 +392,10 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
         raise UnimetricError(f"cannot build `{text}`: {error}", "check its arguments") from error
 
 
-def _inputs(kind: str, text: str, part: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _inputs(kind: str, text: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs of a function, which are its parameters before the `*`."""
-    parameters = {key: each for key, each in signature(part).parameters.items() if _is_input(part, each)}
+    declared = declaration(kind, parse(text).name)
+    parameters = {key: each for key, each in declared.parameters.items() if declared.is_input(each)}
     for key in given:
         if key not in parameters:
             raise UnimetricError(f"`{text}` has no input `{key}`", closest(key, [*parameters, *offered_to(kind)]))
