@@ -135,9 +135,16 @@ def test_methods_of_chosen_folders_are_named_by_folder() -> None:
     assert [method.name for method in methods(seeds)] == ["epochs=3", "epochs=4"]
     assert [method.name for method in methods([run("a", epochs=3), run("a", epochs=4)])] == ["epochs=3", "epochs=4"]
     splits = [run(f"margin_{number}", split=f"published(path='x', split={number})", dataset="cars196") for number in (1, 2)]
-    assert {method.name for method in methods(splits)} == {"loss=margin(beta=1.2)"}
-    labeled = replace(run("first"), labels={"method": "Margin", "seed": "0"})
+    assert [method.name for method in methods(splits)] == ["margin_1", "margin_2"]
+    # No folder names a curve over several splits.
+    shifted = [replace(each, gallery={"shift": np.float64(number)}) for number, each in enumerate(splits)]
+    assert [curve["name"] for curve in shifts(methods(shifted), "recall(k=1)")] == ["loss=margin(beta=1.2)"]
+    labeled = replace(run("first", loss="triplet", head="mlp"), labels={"method": "Margin", "seed": "0"})
     assert [method.name for method in methods([labeled, run("second", epochs=4)])] == ["Margin", "second"]
+    assert [method.name for method in methods([labeled, *splits])] == ["Margin", "margin_1", "margin_2"]
+    # Settings of a study do not name other runs, nor does a folder with the name of a method of the study.
+    assert [method.name for method in methods([labeled, *seeds])] == ["Margin", "epochs=3", "epochs=4"]
+    assert [method.name for method in methods([labeled, run("Margin")])] == ["Margin", "loss=margin(beta=1.2)"]
 
 
 def test_precision_defines_method_only_in_its_study() -> None:

@@ -69,25 +69,22 @@ def methods(records: list[Record]) -> list[Method]:
     """Group runs into methods.
 
     A method of a study is named by its labels. Others are named by the folder, if each is one run in a folder whose name was chosen,
-    or by the settings that differ, as `key=value`.
+    or by the settings that differ between them, as `key=value`.
     """
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[json.dumps(_method_settings(record), sort_keys=True)].append(record)
     every = list(groups.values())
     plain = [runs for runs in every if not _study_name(runs[0])]
-    folders = {runs[0].folder.name for runs in plain}
-    # Methods that differ in dataset or split alone share a name, which no folder has.
-    apart = {_without_task(runs[0]) for runs in plain}
-    by_folder = len(folders) == len(apart) == len(plain) and all(_has_chosen_folder(runs) for runs in plain)
-    differ = _differing([_method_settings(runs[0]) for runs in every])
+    folders = {runs[0].folder.name for runs in plain} - {_study_name(runs[0]) for runs in every}
+    by_folder = len(folders) == len(plain) and all(_has_chosen_folder(runs) for runs in plain)
+    differ = _differing([runs[0] for runs in plain])
     found = []
     for runs in every:
-        settings = _method_settings(runs[0])
         name = _study_name(runs[0])
         if not name and by_folder:
             name = runs[0].folder.name
-        found.append(Method(name or ", ".join(f"{key}={settings.get(key, '')}" for key in differ or ["loss"]), runs))
+        found.append(Method(name or _settings_name(runs[0], differ), runs))
     return found
 
 
@@ -104,11 +101,16 @@ def _study_name(run: Record) -> str:
     return ", ".join(value for axis, value in run.labels.items() if axis not in ("seed", "dataset", "split"))
 
 
-def _differing(settings: list[dict[str, Any]]) -> list[str]:
+def _settings_name(run: Record, differ: list[str]) -> str:
+    settings = _method_settings(run)
+    return ", ".join(f"{key}={settings.get(key, '')}" for key in differ or ["loss"])
+
+
+def _differing(runs: list[Record]) -> list[str]:
     """Return the settings that differ, without those that define a task."""
     values: dict[str, set[str]] = defaultdict(set)
-    for each in settings:
-        for key, value in each.items():
+    for run in runs:
+        for key, value in _method_settings(run).items():
             values[key].add(json.dumps(value))
     return [key for key, found in values.items() if len(found) > 1 and key not in ("dataset", "split")]
 
@@ -265,10 +267,12 @@ def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
     """Return shifts, means and AGS of each method with results at several shifts."""
     rows: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     names: dict[tuple[str, str], str] = {}
+    # A curve has the runs of several folders, so none of them names it.
+    differ = _differing([method.runs[0] for method in found if not _study_name(method.runs[0])])
     for method in found:
         # Group by settings, because two studies may use one name for different methods.
         place = method.task[0], _without_task(method.runs[0])
-        names.setdefault(place, method.name)
+        names.setdefault(place, _study_name(method.runs[0]) or _settings_name(method.runs[0], differ))
         for run in method.runs:
             shift = shift_of(run)
             if not math.isnan(shift) and not math.isnan(run.value(metric)):
