@@ -154,6 +154,46 @@ def test_hosts_origins_and_headers(index: Path, live: Callable[..., str]) -> Non
         assert answer.headers["access-control-allow-origin"] == "https://shop.example"
 
 
+def test_pages_of_allowed_origins_can_read_rejections(index: Path, live: Callable[..., str]) -> None:
+    shop, evil = {"Origin": "https://shop.example"}, {"Origin": "https://evil.example"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    options = {"token": "0123456789abcdef", "origins": ("https://shop.example",), "upload": 100_000}
+    with httpx.Client(base_url=live(index, **options), timeout=60) as client:
+        for path in ("/search", "/info", "/nothing"):  # all are answered alike
+            answer = client.options(path, headers=shop | asked)
+            assert answer.status_code == 200 and answer.text == "OK", path
+            assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+            assert "Authorization" in answer.headers["access-control-allow-headers"]
+        for headers in (evil | asked, {"Origin": "http://["}):
+            answer = client.options("/search", headers=headers)
+            assert answer.status_code == 403 and not [name for name in answer.headers if name.startswith("access-control")]
+        for method, headers in (("GET", shop | asked), ("OPTIONS", shop), ("OPTIONS", asked)):  # none of them is a preflight
+            assert client.request(method, "/info", headers=headers).status_code == 401
+        known = shop | {"Authorization": "Bearer 0123456789abcdef"}
+        assert client.get("/info", headers=known).headers.get_list("access-control-allow-origin") == ["https://shop.example"]
+        answers = {401: client.get("/info", headers=shop), 413: client.post("/search", headers=known, files={"file": b"x" * 200_000})}
+    with httpx.Client(base_url=live(index, origins=options["origins"]), timeout=60) as client:
+        answers[403] = client.get("/info", headers=shop | {"Host": "other.example"})
+    for status, answer in answers.items():
+        assert answer.status_code == status and answer.json().keys() == {"error", "hint"}
+        assert answer.headers["access-control-allow-origin"] == "https://shop.example" and answer.headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize(
+    ("origin", "fix"),
+    [
+        ("shop.example", "https://shop.example"),
+        ("localhost:3000", "https://localhost:3000"),
+        ("https://Shop.example/page", "https://shop.example"),
+        ("http://shop.example:80", "http://shop.example"),
+        ("*", "https://shop.example"),
+    ],
+)
+def test_serve_rejects_origins_that_no_browser_sends(tmp_path: Path, origin: str, fix: str) -> None:
+    error = CliRunner().invoke(app, ["serve", str(tmp_path), "--cors", origin]).exception  # no index, so that nothing is served
+    assert isinstance(error, UnimetricError) and f"got `{origin}`" in error.message and error.hint == f"use `--cors {fix}`"
+
+
 def test_token(index: Path, live: Callable[..., str]) -> None:
     token = "0123456789abcdef"
     with httpx.Client(base_url=live(index, token=token), timeout=60) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ def serve(
     options = Options(
         token=token,
         hosts=("localhost", "127.0.0.1", "::1", host),
-        origins=tuple(cors or ()),
+        origins=tuple(map(check_origin, cors or ())),
         upload=int(upload * 2**20),
         pixels=int(megapixels * 1e6),
         batch=batch,
@@ -102,6 +103,22 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_origin(text: str) -> str:
+    """Return an origin, or raise an error if no browser sends it.
+
+    >>> check_origin("https://shop.example"), check_origin("http://localhost:3000")
+    ('https://shop.example', 'http://localhost:3000')
+    """
+    scheme, _, rest = text.lower().rpartition("://")
+    scheme, host = scheme or "https", rest.partition("/")[0]
+    host = host.removesuffix({"https": ":443", "http": ":80"}.get(scheme, ""))
+    valid = re.fullmatch(r"[a-z0-9._-]+(:\d+)?|\[[0-9a-f:]+\](:\d+)?", host)
+    if not valid or text != f"{scheme}://{host}":
+        fix = f"{scheme}://{host}" if valid else "https://shop.example"
+        raise UnimetricError(f"`--cors` must be scheme and host as browsers send them, got `{text}`", f"use `--cors {fix}`")
+    return text
 
 
 def read_token(file: Path) -> str:
@@ -182,7 +199,8 @@ def watch(
         print(json.dumps(found))
     else:
         word = "outside" if found["outside"] else "inside"
-        print(f"{found['queries']:,} queries against {found['gallery']:,} images of the gallery")
+        part = f" of {found['readable']:,}" if found["readable"] > found["queries"] else ""
+        print(f"{found['queries']:,}{part} queries against {found['gallery']:,} images of the gallery")
         print(f"distance {found['distance']:.4g}, without drift up to {found['limit']:.4g}: {word} (p = {found['p']:.3g})")
         if "recall" in found:
             recall = found["recall"]

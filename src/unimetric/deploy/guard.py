@@ -48,7 +48,7 @@ class Guard:
         app: Application.
         token: Token that requests must have; empty for none.
         hosts: Names in the header `Host` that are allowed without a token.
-        origins: Origins whose pages may send requests, besides that of the server.
+        origins: Origins whose pages may send requests, besides that of the server. The application must answer their preflights (CORS).
         upload: Largest body of a request in bytes, as its header declares it.
         timeout: Longest time in seconds for the body of a request.
         observe: Callback with the scope, status and seconds of each request.
@@ -75,18 +75,21 @@ class Guard:
             return
         begun, status = time.perf_counter(), 500
         started = False
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        added = list(_HEADERS)
+        if headers.get(b"origin", b"").decode("latin-1") in self.origins:  # its pages can read rejections, too
+            added += [(b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"Origin")]
 
         async def send_with_headers(message: Any) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 status, started = message["status"], True
                 names = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *((name, value) for name, value in _HEADERS if name not in names)]
+                message["headers"] = [*message["headers"], *((name, value) for name, value in added if name not in names)]
             await send(message)
 
         try:
-            headers = {name.lower(): value for name, value in scope["headers"]}
-            rejection = self._check(scope["path"], headers)
+            rejection = self._check(scope["method"], scope["path"], headers)
             if rejection is not None:
                 await _answer(send_with_headers, *rejection)
             else:
@@ -99,7 +102,7 @@ class Guard:
         finally:
             self.observe(scope, status, time.perf_counter() - begun)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+    def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         """Return status, problem and hint of a request that is not allowed."""
         host = headers.get(b"host", b"").decode("latin-1")
         try:
@@ -113,9 +116,12 @@ class Guard:
                 "use the address that `unimetric serve` has printed, or `--token-file`",
             )
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and origin not in self.origins and urlsplit(origin).netloc != host:
+        if origin and origin not in self.origins and origin.partition("://")[2] != host:
             return 403, f"requests from pages of `{origin}` are not allowed", "start the server with `--cors ORIGIN`"
-        if self.token and path not in _PUBLIC and not path.startswith("/page/") and not self._has_token(headers):
+        # Browsers send it without the token. CORSMiddleware answers it, and no route is called.
+        preflight = method == "OPTIONS" and b"access-control-request-method" in headers and origin in self.origins
+        public = preflight or path in _PUBLIC or path.startswith("/page/")
+        if self.token and not public and not self._has_token(headers):
             return 401, "a token is required", "send the header `Authorization: Bearer TOKEN`"
         length = headers.get(b"content-length", b"")[:20]
         if length.isdigit() and int(length) > self.upload:
