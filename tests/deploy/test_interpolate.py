@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -105,6 +106,21 @@ def test_rejects_runs_that_do_not_fit(config: RunConfig, run: Path, tmp_path: Pa
     with pytest.raises(UnimetricError, match=r"not a run folder|no such file"):
         interpolate([tmp_path / "nothing"], tmp_path / "out", alphas=[0.5])
     assert not (tmp_path / "out").exists()
+
+
+def test_rejects_runs_with_other_test_classes(config: RunConfig, run: Path, tmp_path: Path) -> None:
+    settings = asdict(load(run / "config.toml"))
+    other, moved = (Path(shutil.copytree(run, tmp_path / name)) for name in ("other", "moved"))
+    plain, _ = trained(config, tmp_path / "plain", split="standard")
+    with pytest.raises(UnimetricError, match=r"plain: `split = 'standard'`, but .*run has `split = 'standard\(validation=0.5\)'`"):
+        interpolate([run, plain], tmp_path / "out")
+    (moved / "config.toml").write_text(from_settings(settings | {"dataset": "pack(path='moved.pack')"}).dump())
+    interpolate([run, moved], tmp_path / "soup")  # `data.json` has the same images
+    (moved / "data.json").unlink()
+    with pytest.raises(UnimetricError, match=r"moved: `dataset = .*moved\.pack.*, but"):
+        interpolate([run, moved], tmp_path / "out")
+    (other / "data.json").unlink()
+    interpolate([run, other], tmp_path / "same")  # an earlier version has written no record
 
 
 def test_command(run: Path, tmp_path: Path) -> None:

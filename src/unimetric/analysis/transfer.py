@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unimetric.analysis.evaluate import evaluate
-from unimetric.config import check_part, load
+from unimetric.config import RunConfig, check_part, load
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import Progress
+from unimetric.runs.record import describe_images, read_record
+from unimetric.runs.rows import read_table
 
 
 def transfer(
@@ -21,6 +25,8 @@ def transfer(
     **overrides: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate each run on the standard test classes of each dataset.
+
+    Logs a warning if a run was trained on some of these images.
 
     Reference:
         Supplement C of Characterizing generalization under out-of-distribution shifts (Milbich et al., NeurIPS 2021).
@@ -42,10 +48,29 @@ def transfer(
     for dataset in datasets:
         check_part("datasets", dataset, "transfer", "--to")
     rows = []
-    for run, trained_on in [
-        (run, load(Path(run) / "config.toml").dataset) for run in runs
-    ]:  # check all runs before the first image is read
+    configs = {run: load(Path(run) / "config.toml") for run in runs}  # checks all runs before the first image is read
+    for run, config in configs.items():
         for dataset in datasets:
-            numbers = evaluate(run, metrics=list(metrics), progress=progress, **({"split": "standard"} | overrides | {"dataset": dataset}))
-            rows.append({"run": str(run), "trained_on": trained_on, "tested_on": dataset, **numbers})
+            chosen = {"split": "standard"} | overrides | {"dataset": dataset}
+            _warn_of_training_images(run, replace(config, dataset=dataset, split=chosen["split"]))
+            numbers = evaluate(run, metrics=list(metrics), progress=progress, **chosen)
+            rows.append({"run": str(run), "trained_on": config.dataset, "tested_on": dataset, **numbers})
     return rows
+
+
+def _warn_of_training_images(run: str | Path, config: RunConfig) -> None:
+    """Log a warning if test images of the settings are in the training images of `data.json`.
+
+    Name, size and class of the images are compared.
+    """
+    record = (read_record(Path(run)) or {}).get("train")
+    if record is None:
+        return
+    columns = record["names"], record["sizes"], record["labels"]
+    trained = {(name, size, record["classes"][label]) for name, size, label in zip(*columns, strict=True)}
+    table, split = read_table(config)
+    found = describe_images(table, {"test": split.test})["test"]
+    count = sum((image.name, image.size, image.label) in trained for image in found)
+    if count:
+        message = "%s: was trained on %d of the %d test images of `%s`, so its values there are too good"
+        logging.getLogger("unimetric").warning(message, run, count, len(found), config.dataset)

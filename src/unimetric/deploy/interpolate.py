@@ -53,7 +53,8 @@ def interpolate(
         Robust fine-tuning of zero-shot models (Wortsman et al., CVPR 2022); Model soups (Wortsman et al., ICML 2022).
 
     Args:
-        runs: Run folders with the same backbone, adapter, head and starting weights.
+        runs: Run folders with the same backbone, adapter, head, starting weights, dataset and split. Paths of the dataset may
+            differ if `data.json` has the same images.
         out: Folder to create.
         alphas: Values from 0 (start) to 1 (end). If there are several, the validation classes of the run decide;
             test classes are never used. Empty for 0, 0.1, ..., 1 with one run, and for 1 with several.
@@ -111,16 +112,18 @@ def _check_alphas(alphas: Sequence[float], tolerance: float) -> list[float]:
 def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosing: bool) -> _Ends:
     """Open all runs, check that they fit together, and average their weights.
 
-    To choose alpha, they must have the same validation classes, too.
+    Test classes of one must not be training classes of another. To choose alpha, they must have the same validation classes, too.
     """
     configs = [load(Path(run) / "config.toml") for run in runs]
-    same = ("backbone", "adapter", "head", *(("dataset", "split", "seed") if choosing else ()))
+    same = ("backbone", "adapter", "head", "dataset", "split", *(("seed",) if choosing else ()))
     for key in same:
         for run, config in zip(runs, configs, strict=True):
-            if getattr(config, key) != getattr(configs[0], key):
+            if getattr(config, key) == getattr(configs[0], key):
+                continue
+            if key not in ("dataset", "split") or not _images(run) == _images(runs[0]) != {}:  # else, they have moved
                 raise UnimetricError(
                     f"{run}: `{key} = {getattr(config, key)!r}`, but {runs[0]} has `{key} = {getattr(configs[0], key)!r}`",
-                    "average runs with the same network; runs with other validation classes need `--alpha`",
+                    "average runs with the same network, dataset and split; runs with another `seed` need `--alpha`",
                 )
     opened = [_open(run, overrides.get("backbone", "")) for run in runs]
     (config, model, start, _), last = opened[0], [end for *_, end in opened]
@@ -133,6 +136,16 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
             )
     end = {key: torch.stack([each[key] for each in last]).mean(0) if value.is_floating_point() else value for key, value in last[0].items()}
     return _Ends(overridden(config, overrides, runs[0]), Path(runs[0]), model, start, end)
+
+
+def _images(run: str | Path) -> dict[str, Any]:
+    """Return names, sizes and classes of the images of a run by part.
+
+    The result is empty if the run has no `data.json`.
+    """
+    record = read_record(Path(run)) or {}
+    keys = ("names", "sizes", "classes", "labels")
+    return {part: [record[part][key] for key in keys] for part in ("train", "validation", "test") if part in record}
 
 
 def _open(run: str | Path, backbone: str) -> tuple[RunConfig, Any, Weights, Weights]:
