@@ -33,7 +33,7 @@ def test_watch_reports_drift_by_its_exit_code(index: Path, colored: Path, tmp_pa
     result = CliRunner().invoke(app, ["watch", str(index), str(same), "--json", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["queries"] == 11 and not found["outside"] and found["p"] > 0.01 and "recall" not in found
+    assert found["queries"] == found["readable"] == 11 and not found["outside"] and found["p"] > 0.01 and "recall" not in found
 
     result = CliRunner().invoke(app, ["watch", str(index), str(other), "--fit", "--device", "cpu"])
     assert result.exit_code == 3, result.output
@@ -55,6 +55,14 @@ def test_watch_measures_recall_of_labeled_queries(index: Path, colored: Path, tm
     queries.write_text("\n".join(["path,label", *(f"{file},other" for file in files)]))
     result = CliRunner().invoke(app, ["watch", str(index), str(queries), "--device", "cpu"])
     assert "measured recall@1 0.0 %" in result.stdout, result.output
+
+
+def test_watch_prints_how_many_queries_it_compares(index: Path, colored: Path) -> None:
+    words = ["watch", str(index), str(colored / "images"), "--device", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert "16 of 32 queries against 32 images" in result.stdout, result.output
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert (found["queries"], found["readable"], found["gallery"]) == (16, 32, 32)
 
 
 def test_watch_rejects_few_images(index: Path, tmp_path: Path) -> None:

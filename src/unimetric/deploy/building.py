@@ -146,8 +146,10 @@ def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, 
     written = bind_arguments("backbones", text, seed=0)
     defaults = {key: each.default for key, each in declaration("backbones", parse(text).name).configured.items()}
     chosen = defaults | written
-    if {"pretrained", "weights"} & chosen.keys() and not chosen.get("pretrained") and not chosen.get("weights"):
-        raise UnimetricError(f"`{text}`: its weights are random, so it finds nothing", "add `pretrained=True` or `weights='...'`")
+    options = {"pretrained", "weights"} & chosen.keys()
+    if (options or "." not in name) and not any(chosen[key] for key in options):  # the weights of a third-party backbone are its own
+        hint = "add `pretrained=True` or `weights='...'`" if options else "train it with `unimetric train`, and name the run folder"
+        raise UnimetricError(f"`{text}`: its weights are random, so it finds nothing", hint)
     config = from_settings({"backbone": text, "head": "identity"} | settings, "index")
     return config, build_model(config)
 

@@ -56,8 +56,9 @@ def watch(
         progress: Callback with (finished images, all images).
 
     Returns:
-        `distance`, `limit`, `null` (mean and quantiles), `p`, `outside`, numbers of images, `score` (mean of the nearest images),
-        `recall` if it was measured by distance, and `measured` if queries have labels.
+        `distance`, `limit`, `null` (mean and quantiles), `p`, `outside`, `score` (mean of the nearest images), `recall` if it was
+        measured by distance, and `measured` if queries have labels. `queries` and `gallery` are the numbers of images in the distance,
+        at most half as many queries as gallery images; `readable` is the number of all readable queries.
     """
     with Index.open(path, device=device) as index:
         raw, labels, problem = _embed(index, queries, progress)
@@ -69,6 +70,7 @@ def watch(
         nearest, scores = index.search_vectors(raw, 1)
         measured = _measure_recall(index, nearest[:, 0], labels)
         found = _points(index, raw)
+    readable = len(found)
     if len(gallery) < 2 * len(found):
         found = found[np.random.default_rng(0).permutation(len(found))[: len(gallery) // 2]]
     if len(found) < _FEWEST:
@@ -78,6 +80,7 @@ def watch(
     limit = float(np.quantile(null, level))
     result: dict[str, Any] = {
         "queries": len(found),
+        "readable": readable,
         "gallery": len(gallery),
         "distance": distance,
         "limit": limit,
