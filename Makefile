@@ -53,7 +53,7 @@ docs: $(VENV)/ready           ## write the generated pages, and build the site i
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --clean
 
-results: $(VENV)/ready        ## write docs/results.md and its figures from results/*.json
+results: $(VENV)/ready        ## write docs/results.md, docs/speed.md and their figures from results/*.json
 	$(BIN)/python results/page.py
 
 browser: $(VENV)/ready        ## install Chromium for the test of the report, if the machine has none

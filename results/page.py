@@ -1,6 +1,6 @@
-"""Write `docs/results.md`, its figures and `results/runs.csv` from `results/*.json`: `make results`.
+"""Write `docs/results.md`, `docs/speed.md`, figures and `results/runs.csv` from `results/*.json`: `make results`.
 
-`results/page.md` is the text of the page, `results/tables.toml` defines its tables. Placeholders of the text:
+`results/page.md` and `results/speed.md` are the texts of the pages, `results/tables.toml` defines their tables. Placeholders of a text:
 
     {{ table: NAME }}                                a table with its caption
     {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
@@ -29,6 +29,7 @@ from unimetric.files import write_text
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
+PAGES = {"page.md": "results.md", "speed.md": "speed.md"}
 Table = dict[str, Any]
 
 
@@ -143,7 +144,8 @@ class Results:
         lines = [["", *(column["head"] for column in columns)], ["---"] * (len(columns) + 1)]
         lines += [[row["label"], *(self.cell(table, row, column) for column in columns)] for row in rows]
         text = "\n".join("|" + " |".join(line) + "|" for line in lines)
-        return f"**{table['title']}.** {table['caption']} {source}Command: `{table['command']}`.\n\n{text}"
+        command = f"Command: `{table['command']}`." if "command" in table else "The last column is the command."
+        return f"**{table['title']}.** {table['caption']} {source}{command}\n\n{text}"
 
     def as_cell(self, name: str, label: str, head: str) -> str:
         """Format one value."""
@@ -174,14 +176,14 @@ class Results:
         """Format a figure, or nothing if its runs are not stored."""
         return f"![{caption}]({name}.png)" if name in self.figures else ""
 
-    def fill(self, text: str) -> str:
-        """Replace the placeholders of the text, inner ones first."""
+    def fill(self, text: str, name: str = "page.md") -> str:
+        """Replace the placeholders of a text, inner ones first. The name is for errors."""
 
         def replace(found: re.Match[str]) -> str:
             kind, _, words = found[1].partition(": ")
             make, parts = getattr(self, f"as_{kind}", None), re.split(" > | ; ", words)
             if make is None or len(inspect.signature(make).parameters) != len(parts):
-                raise UnimetricError(f"page.md: cannot read `{found[0]}`", "see the docstring of results/page.py")
+                raise UnimetricError(f"{name}: cannot read `{found[0]}`", "see the docstring of results/page.py")
             return str(make(*parts))
 
         while "{{" in text:
@@ -285,10 +287,11 @@ def show(values: list[Any], column: Table) -> str:
 
 
 def main() -> None:
-    """Write the page, the CSV file and the figures."""
+    """Write the pages, the CSV file and the figures."""
     try:
         results = Results()
-        write_text(DOCS / "results.md", results.fill((HERE / "page.md").read_text(encoding="utf-8")))
+        for source, page in PAGES.items():
+            write_text(DOCS / page, results.fill((HERE / source).read_text(encoding="utf-8"), source))
         write_text(HERE / "runs.csv", results.as_csv())
         results.draw(DOCS)
     except UnimetricError as error:
