@@ -20,17 +20,27 @@ from typer.testing import CliRunner
 
 from unimetric import Index
 from unimetric.cli import app
+from unimetric.config import load
+from unimetric.deploy.export import write_model
 from unimetric.errors import UnimetricError
+from unimetric.runs.model import build_model
 
 KILLS = int(os.environ.get("UNIMETRIC_KILLS", "2"))
 OLD = 1_600_000_000
-MODEL, SETTINGS = "small(channels=8)", {"transform": "glyphs(size=32)", "evaluate_batch": 4, "device": "cpu"}
+SETTINGS = {"transform": "glyphs(size=32)", "evaluate_batch": 4, "device": "cpu"}
 
 
 def draw_image(path: Path, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(path)
     os.utime(path, (OLD, OLD + seed))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A small network in a folder. By its name, an index would reject it, because its weights are random."""
+    config = load(backbone="small(channels=8)", head="identity", **SETTINGS)
+    return str(write_model(config, build_model(config), tmp_path / "model", "test"))
 
 
 @pytest.fixture
@@ -59,10 +69,10 @@ def invoke(*words: Any) -> str:
     return shown.output
 
 
-def test_commands_build_search_evaluate_and_update(spec: str, images: Path, tmp_path: Path) -> None:
+def test_commands_build_search_evaluate_and_update(spec: str, model: str, images: Path, tmp_path: Path) -> None:
     out, query = tmp_path / "my.index", images / "größe 2" / "6's.png"
     settings = [f"{key}={value}" for key, value in SETTINGS.items()]
-    words = ["index", MODEL, images, "--out", out, "--store", spec, "--labels", "--workers", 0, *settings]
+    words = ["index", model, images, "--out", out, "--store", spec, "--labels", "--workers", 0, *settings]
     assert "20 images (20 added, 0 changed, 0 deleted)" in invoke(*words)
     assert "20 images (0 added, 0 changed, 0 deleted)" in invoke(*words)
     found = json.loads(invoke("search", out, query, "-k", 9, "--where", "label in ('größe 2', 'it''s')", "--json"))
@@ -83,13 +93,13 @@ def test_commands_build_search_evaluate_and_update(spec: str, images: Path, tmp_
     assert hit["path"].endswith("new.png") and hit["columns"] == {"label": "größe 4"}
 
 
-def test_new_index_rejects_a_store_with_points(postgres: Any, images: Path, tmp_path: Path) -> None:
+def test_new_index_rejects_a_store_with_points(postgres: Any, model: str, images: Path, tmp_path: Path) -> None:
     """A table may outlive the folder of its index. Its points would be found, and never updated."""
     spec = f"pgvector(url='{postgres.url}', table='t{random.getrandbits(60):x}')"
-    Index.create(MODEL, images, tmp_path / "first.index", store=spec, workers=0, **SETTINGS).close()
+    Index.create(model, images, tmp_path / "first.index", store=spec, workers=0, **SETTINGS).close()
     before = content(tmp_path / "first.index")
     with pytest.raises(UnimetricError, match=r"already holds 20 points") as caught:
-        Index.create(MODEL, images, tmp_path / "second.index", store=spec, workers=0, **SETTINGS)
+        Index.create(model, images, tmp_path / "second.index", store=spec, workers=0, **SETTINGS)
     assert caught.value.hint and not (tmp_path / "second.index" / "index.toml").exists()
     assert content(tmp_path / "first.index") == before
 
@@ -105,9 +115,11 @@ building.build(given.pop("model"), given.pop("source"), Path(given.pop("path")),
 """
 
 
-def test_killed_builds_and_updates_end_as_unbroken_ones(spec: str, images: Path, tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_killed_builds_and_updates_end_as_unbroken_ones(
+    spec: str, model: str, images: Path, tmp_path: Path, forked: Callable[..., str]
+) -> None:
     def build(path: Path, store: str, delay: float | None = None) -> str:
-        return forked(BUILD, delay, model=MODEL, source=str(images), path=str(path), store=store, **SETTINGS)
+        return forked(BUILD, delay, model=model, source=str(images), path=str(path), store=store, **SETTINGS)
 
     broken, unbroken, draw = tmp_path / "broken.index", tmp_path / "unbroken.index", random.Random(0)
     other = spec.replace("table='", "table='u")
