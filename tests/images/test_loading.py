@@ -34,6 +34,6 @@ def test_exit_stops_running_workers_silently(tmp_path: Path) -> None:
     for number in range(20):
         Image.fromarray(rng.integers(0, 256, (200, 200, 3), np.uint8)).save(tmp_path / f"{number}.png")
     words = [sys.executable, "-W", "ignore", "-c", EXIT, *map(str, tmp_path.iterdir())]
-    for _ in range(2):  # without `_stop_workers`, nearly every exit of this script prints an error
+    for _ in range(2):  # without `stop_workers`, nearly every exit of this script prints an error
         done = subprocess.run(words, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (2, "")
