@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -84,6 +86,24 @@ def test_split_rejects_invalid_features(typed, tmp_path):
     for targets in ("nan", "1,inf", "0,1"):
         code, said = typed(*make, "--targets", targets)
         assert code == 2 and f"`--targets` must be positive and finite, got `{targets}`" in said
+
+
+def test_split_reads_features_from_a_folder_that_cannot_be_written(typed, tmp_path, monkeypatch):
+    labels, rows = np.repeat(np.arange(10), 6), np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    (tmp_path / "mounted").mkdir()
+    np.savez(tmp_path / "mounted" / "f.npz", embeddings=rows, labels=labels)
+    open_temporary = tempfile.TemporaryFile
+
+    def open_elsewhere(*, dir):
+        if dir.name == "mounted":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_temporary(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_elsewhere)
+    make = ["split", "folder(root='pictures')", "--backbone", "small", "--out", "x.json", "--choose", "2", "--count", "3", "--swaps", "1"]
+    assert typed(*make, "--features", "mounted/f.npz")[0] == 0
+    code, said = typed(*make, "--features", "mounted/new.npz")
+    assert code == 2 and "new.npz: cannot be written: Permission denied" in said
 
 
 def test_split_targets_are_relative_or_of_the_paper(typed, tmp_path):

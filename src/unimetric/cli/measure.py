@@ -208,7 +208,7 @@ def split(
     from unimetric.runs.display import Display
 
     _check_json_path(out)
-    check_outputs(features)
+    check_outputs(None if features is None or features.exists() else features)  # an existing file is only read
     wanted = PAPER_TARGETS[targets] if targets in PAPER_TARGETS else _numbers_in(targets, "--targets", float)
     if not all(math.isfinite(target) and target > 0 for target in wanted):
         raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
