@@ -195,10 +195,10 @@ def _is_replaceable(folder: Path) -> bool:
     A model without the log line of epoch 0 was copied or interpolated, and a config without `environment.json` was written by hand.
     """
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".lock") and not is_temporary(path.name)}
-    start = finished_lines(folder, 0)
-    if not names <= _FIRST or "environment.json" not in names or ("model.safetensors" in names and not start):
+    if not names <= _FIRST or "environment.json" not in names:
         return False
-    return finished_lines(folder, sys.maxsize) == start
+    start = finished_lines(folder, 0)
+    return finished_lines(folder, sys.maxsize) == start and ("model.safetensors" not in names or bool(start))
 
 
 def _remove_run(folder: Path) -> None:
