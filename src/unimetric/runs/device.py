@@ -105,7 +105,7 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
             precision=precision,
             strategy=config.strategy if several else "auto",
             loggers=loggers,
-            # One device is not part of a cluster. Fabric would look for one, and initialize MPI where mpi4py is installed.
+            # One device is not part of a cluster. Fabric would search for one, and initialize MPI where mpi4py is installed.
             plugins=LightningEnvironment() if count == 1 else None,
         )
     except (ValueError, TypeError, RuntimeError, ImportError) as error:

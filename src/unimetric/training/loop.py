@@ -132,5 +132,6 @@ def take_step(state: TrainingState, batch: Batch, now: float) -> tuple[Tensor, d
     with torch.no_grad():
         objective.stepped()
     state.sampler.refresh(batch.rows, output.embeddings.detach())
-    # Some losses skip rows that are not finite. Adding 0 times their sum makes the reported loss not finite, without synchronizing.
+    # Losses of other packages may skip rows that are not finite. Adding 0 times their sum makes the reported loss not finite,
+    # without synchronizing.
     return loss.detach() + 0 * output.embeddings.detach().sum(), terms
