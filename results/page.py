@@ -114,9 +114,15 @@ class Results:
         return show(values, column) if values else ""
 
     def means(self, table: Table, head: str) -> dict[str, float]:
-        """Return the mean of a column in each row, in the unit of the table."""
+        """Return the mean of a column in each row that has values, in the unit of the table."""
         column = self.find("column", head, table)
-        return {row["label"]: column.get("scale", 100) * statistics.fmean(self.values(table, row, column)) for row in table["rows"]}
+        cells = {row["label"]: self.values(table, row, column) for row in table["rows"]}
+        return {label: column.get("scale", 100) * statistics.fmean(values) for label, values in cells.items() if values}
+
+    def points(self, table: Table, first: str, second: str) -> dict[str, tuple[float, float]]:
+        """Return the means of two columns in each row that has both."""
+        x, y = self.means(table, first), self.means(table, second)
+        return {label: (x[label], y[label]) for label in x if label in y}
 
     def find(self, kind: str, name: str, table: Table | None = None) -> Any:
         """Return a table, or a column of a table, by its name."""
@@ -156,9 +162,9 @@ class Results:
         return self.cell(table, rows[label], self.find("column", head, table))
 
     def as_correlation(self, name: str, first: str, second: str) -> str:
-        """Format Pearson's correlation of two columns."""
-        x, y = (self.means(self.find("table", name), head) for head in (first, second))
-        return f"{statistics.correlation(list(x.values()), list(y.values())):.2f}"
+        """Format Pearson's correlation of two columns and the number of rows that have both."""
+        points = self.points(self.find("table", name), first, second)
+        return f"{statistics.correlation(*zip(*points.values(), strict=True)):.2f} ({len(points)} rows)"
 
     def as_verdict(self, name: str, head: str, claim: str, missing: str) -> str:
         """Format the verdict on `A over B, C` and its evidence, as two cells."""
@@ -214,17 +220,20 @@ class Results:
 
     def draw(self, folder: Path) -> None:
         """Draw the figures whose runs are stored."""
+        kinds = {"curves": self.draw_curves, "shift": self.draw_shift, "points": self.draw_points}
         for name, figure in self.figures.items():
-            draw = self.draw_curves if "curves" in figure else self.draw_shift
+            draw = next(draw for key, draw in kinds.items() if key in figure)
             draw(folder / f"{name}.png", self.tables[figure["table"]], figure)
 
     def draw_curves(self, path: Path, table: Table, figure: Table) -> None:
-        """Draw the learning curves of a table's runs, one panel per metric and one color per row."""
+        """Draw the learning curves of a table's runs, one panel per metric and one color per row, of all or the figure's `rows`."""
         from unimetric.analysis.canvas import Canvas
 
+        drawn: list[str] = figure.get("rows", table["labels"])
+        rows = [row for row in table["rows"] if row["label"] in drawn]
         with Canvas(path, width=10, height=4, rows=1, columns=len(figure["curves"])) as panels:
             for axes, (label, metric) in zip(panels[0], figure["curves"].items(), strict=True):
-                for number, row in enumerate(table["rows"]):
+                for number, row in enumerate(rows):
                     for seed, name in enumerate(row["runs"]):
                         curve = self.runs[name]["curve"]
                         points = [point for point in zip(curve["epoch"], curve[in_variant(metric, row)], strict=True) if None not in point]
@@ -232,6 +241,21 @@ class Results:
                         axes.plot(epochs, [100 * value for value in values], color=f"C{number}", label="" if seed else row["label"])
                 axes.set(xlabel="epoch", ylabel=label)
             panels[0][0].legend(frameon=False, fontsize="small")
+
+    def draw_points(self, path: Path, table: Table, figure: Table) -> None:
+        """Draw one column of a table against another, one labeled point per row that has both."""
+        from unimetric.analysis.canvas import Canvas
+
+        (x_label, first), (y_label, second) = figure["points"].items()
+        with Canvas(path, width=7, height=4.5, rows=1, columns=1) as panels:
+            axes = panels[0, 0]
+            points = self.points(table, first, second)
+            for number, label in enumerate(sorted(points, key=lambda label: points[label])):
+                axes.plot(*points[label], "o", color="C0")
+                offset = (4, -10) if number % 2 else (4, 4)  # the labels of neighbors overlap otherwise
+                axes.annotate(label, points[label], xytext=offset, textcoords="offset points", fontsize="x-small")
+            axes.margins(x=0.2)
+            axes.set(xlabel=x_label, ylabel=y_label)
 
     def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
         """Draw a metric against the distance of the splits, one color per row; the values of the paper are dashed."""

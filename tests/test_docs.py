@@ -95,7 +95,10 @@ def test_epochs_of_why_short_runs_mislead() -> None:
     }
     page, second = (ROOT / "docs" / "why-short-runs-mislead.md").read_text().split("## A second dataset")
     check_epochs(page, named, "oodml.json", early=25, late=200)
-    check_epochs(second, {"margin": "cub150_margin06", "R-margin": "cub150_r_margin"}, "cub200.json", early=15, late=135)
+    losses = ("triplet", "contrastive")
+    named = {"margin": "cub150_margin06", "R-margin": "cub150_r_margin"}
+    named |= {loss: f"cub150_{loss}" for loss in losses} | {f"R-{loss}": f"cub150_r_{loss}" for loss in losses}
+    check_epochs(second, named, "cub200.json", early=15, late=135)
 
 
 def check_epochs(page: str, named: dict[str, str], file: str, *, early: int, late: int) -> None:

@@ -326,8 +326,22 @@ def test_table_shows_mean_range_and_source(tmp_path: Path) -> None:
 def test_placeholders_are_filled_inner_ones_first(tmp_path: Path) -> None:
     found = results(tmp_path, TABLE + "[figure.f]\ntable = 't'\nshift = 'recall'\n", RUNS)
     assert found.fill("{{ cell: t > one > best }} {{ cell: t > one > first }}") == "50.0 90.0"
-    assert found.fill("{{ correlation: t > best > last }}") == "0.92"
+    assert found.fill("{{ correlation: t > best > last }}") == "0.92 (3 rows)"
     assert found.fill("{{ figure: f ; {{ cell: t > one > best }} }}{{ figure: g ; none }}") == "![50.0](f.png)"
+
+
+def test_correlation_and_points_have_the_rows_with_both_values(tmp_path: Path) -> None:
+    decay = '{ head = "decay", metric = "test/recall", of = "decay", epoch = "last" }, '
+    tables = (
+        TABLE.replace("columns = [", f"columns = [{decay}")
+        .replace('runs = "a"', 'runs = "a", decay = "a"')
+        .replace('"b"', '"b", decay = "b"')
+    )
+    found = results(tmp_path, tables + "[figure.f]\ntable = 't'\npoints = { x = 'decay', y = 'best' }\n", RUNS)
+    assert found.fill("{{ correlation: t > best > decay }}") == "-1.00 (2 rows)"
+    assert found.points(found.tables["t"], "decay", "best").keys() == {"three", "two"}
+    found.draw(tmp_path)
+    assert (tmp_path / "f.png").stat().st_size > 0
 
 
 def test_best_epoch_may_be_selected_by_another_metric(tmp_path: Path) -> None:
