@@ -1,4 +1,4 @@
-"""Warnings about images that a run was trained on."""
+"""Transfer: warnings about images that a run was trained on, and reads of datasets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unimetric.analysis.transfer import transfer
 from unimetric.config import RunConfig
 from unimetric.images import packing
 from unimetric.images.pack import Pack
+from unimetric.runs import rows
 from unimetric.training.loop import train
 
 
@@ -32,3 +33,16 @@ def test_transfer_warns_of_training_images(config: RunConfig, letters: Path, tmp
     assert f"{run}: was trained on {table.train.sum()} of the {table.train.sum()} test images of `{swapped}`" in warnings_of(swapped)
     (run / "data.json").unlink()  # as in a folder of an earlier version
     assert "was trained on" not in warnings_of(swapped)
+
+
+def test_transfer_reads_each_dataset_once(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(replace(config, epochs=1), tmp_path / "run", quiet=True)
+    create, read = rows.create, []
+
+    def count_datasets(kind: str, text: str) -> object:
+        read.append((kind, text))
+        return create(kind, text)
+
+    monkeypatch.setattr(rows, "create", count_datasets)
+    transfer([tmp_path / "run"], [config.dataset])
+    assert read == [("datasets", config.dataset)]

@@ -49,6 +49,7 @@ def evaluate(
     dims: Sequence[int] = (),
     precisions: Sequence[str] = (),
     duplicates: bool = False,
+    check: Callable[[Table, np.ndarray], None] | None = None,
     note: Callable[[str], None] | None = None,
     progress: Progress | None = None,
     **overrides: Any,
@@ -68,6 +69,7 @@ def evaluate(
         dims: Numbers of first dimensions to evaluate as well, as `recall(k=1)/dim=32`.
         precisions: Precisions to evaluate as well: `float16`, `int8`, `binary`; see `compress`.
         duplicates: Whether to read the training images as well, and to warn if more than 1 % of the queries have a near-duplicate there.
+        check: Callback with the table of the dataset and the evaluated rows, before images are embedded.
         note: Callback with a sentence about the stored threshold of a run (`calibrate`) on its test classes.
         progress: Callback with (done, all).
         overrides: Settings that may differ from training, such as `dataset`, `device`, or test-time
@@ -101,6 +103,8 @@ def evaluate(
     folder = None if isinstance(run, RunConfig) or isinstance(model, Exported) else run
     if folder is not None:
         check_own_images(folder, config, table, {part: rows})
+    if check is not None:
+        check(table, rows)
     if rerank:
         check_rerank(len(rows))
     if isinstance(model, Exported):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unimetric.analysis.evaluate import evaluate
-from unimetric.config import RunConfig, check_part, load
+from unimetric.config import check_part, load
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import Progress
+from unimetric.images.table import Table
 from unimetric.runs.record import describe_images, read_record
-from unimetric.runs.rows import read_table
 
 
 def transfer(
@@ -52,14 +54,14 @@ def transfer(
     for run, config in configs.items():
         for dataset in datasets:
             chosen = {"split": "standard"} | overrides | {"dataset": dataset}
-            _warn_of_training_images(run, replace(config, dataset=dataset, split=chosen["split"]))
-            numbers = evaluate(run, metrics=list(metrics), progress=progress, **chosen)
+            check = partial(_warn_of_training_images, run, dataset)
+            numbers = evaluate(run, metrics=list(metrics), check=check, progress=progress, **chosen)
             rows.append({"run": str(run), "trained_on": config.dataset, "tested_on": dataset, **numbers})
     return rows
 
 
-def _warn_of_training_images(run: str | Path, config: RunConfig) -> None:
-    """Log a warning if test images of the settings are in the training images of `data.json`.
+def _warn_of_training_images(run: str | Path, dataset: str, table: Table, rows: np.ndarray) -> None:
+    """Log a warning if some rows of a dataset are in the training images of `data.json`.
 
     Name, size and class of the images are compared.
     """
@@ -68,9 +70,8 @@ def _warn_of_training_images(run: str | Path, config: RunConfig) -> None:
         return
     columns = record["names"], record["sizes"], record["labels"]
     trained = {(name, size, record["classes"][label]) for name, size, label in zip(*columns, strict=True)}
-    table, split = read_table(config)
-    found = describe_images(table, {"test": split.test})["test"]
+    found = describe_images(table, {"test": rows})["test"]
     count = sum((image.name, image.size, image.label) in trained for image in found)
     if count:
         message = "%s: was trained on %d of the %d test images of `%s`, so its values there are too good"
-        logging.getLogger("unimetric").warning(message, run, count, len(found), config.dataset)
+        logging.getLogger("unimetric").warning(message, run, count, len(found), dataset)
