@@ -26,7 +26,18 @@ from unimetric.report.folders import read_runs
 from unimetric.runs.device import open_fabric
 from unimetric.runs.display import Display
 from unimetric.runs.folder import check_same_run
-from unimetric.runs.record import RECORD, check_files, finished_lines, read_record, seal_files, write_record
+from unimetric.runs.record import (
+    RECORD,
+    check_files,
+    describe_images,
+    finished_lines,
+    read_images,
+    read_record,
+    record_images,
+    seal_files,
+    write_record,
+)
+from unimetric.runs.rows import read_table
 from unimetric.runs.weights import hash_tensors, read_tensors, write_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.training.checkpoint import check_data, resume
@@ -239,6 +250,19 @@ def test_records_of_earlier_versions_are_read_and_modified_ones_are_not(tmp_path
         for read in (read_record, check_files):
             with pytest.raises(UnimetricError, match=r"data\.json: was modified"):
                 read(tmp_path)
+
+
+def test_read_images_returns_those_of_each_part(streamed: RunConfig, images: Path, tmp_path: Path) -> None:
+    table, split = read_table(streamed)
+    record_images(tmp_path, table, split)
+    found = read_images(tmp_path)
+    assert found == describe_images(table, split.parts) and found["train"]
+    for file in images.rglob("*.png"):
+        os.utime(file, (0, 0))
+    now = describe_images(table, split.parts)["train"]
+    assert now != found["train"] and [image.without_time for image in now] == [image.without_time for image in found["train"]]
+    (tmp_path / RECORD).unlink()  # as in a folder of an earlier version
+    assert read_images(tmp_path) == {}
 
 
 # --- Bit flips --------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from unimetric.config import check_part, load
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
-from unimetric.runs.record import describe_images, read_record
+from unimetric.runs.record import describe_images, read_images
 
 
 def transfer(
@@ -65,13 +65,11 @@ def _warn_of_training_images(run: str | Path, dataset: str, table: Table, rows: 
 
     Name, size and class of the images are compared.
     """
-    record = (read_record(Path(run)) or {}).get("train")
-    if record is None:
+    trained = {image.without_time for image in read_images(Path(run)).get("train", [])}
+    if not trained:
         return
-    columns = record["names"], record["sizes"], record["labels"]
-    trained = {(name, size, record["classes"][label]) for name, size, label in zip(*columns, strict=True)}
     found = describe_images(table, {"test": rows})["test"]
-    count = sum((image.name, image.size, image.label) in trained for image in found)
+    count = sum(image.without_time in trained for image in found)
     if count:
         message = "%s: was trained on %d of the %d test images of `%s`, so its values there are too good"
         logging.getLogger("unimetric").warning(message, run, count, len(found), dataset)

@@ -24,7 +24,7 @@ from unimetric.runs.device import evaluation_batch, open_fabric
 from unimetric.runs.embed import embed, space_of
 from unimetric.runs.folder import check_own_images, open_run, overridden, settings_of
 from unimetric.runs.model import build_model, loss_with_geometry
-from unimetric.runs.record import read_record, write_record
+from unimetric.runs.record import read_images, read_record, write_record
 from unimetric.runs.rows import read_table, readable
 from unimetric.runs.weights import Trained, read_tensors, write_tensors
 from unimetric.spec import create
@@ -120,7 +120,7 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
         for run, config in zip(runs, configs, strict=True):
             if getattr(config, key) == getattr(configs[0], key):
                 continue
-            if key not in ("dataset", "split") or not _images(run) == _images(runs[0]) != {}:  # else, they have moved
+            if key not in ("dataset", "split") or not _have_same_images(run, runs[0]):  # else, they have moved
                 raise UnimetricError(
                     f"{run}: `{key} = {getattr(config, key)!r}`, but {runs[0]} has `{key} = {getattr(configs[0], key)!r}`",
                     "average runs with the same network, dataset and split; runs with another `seed` need `--alpha`",
@@ -138,14 +138,12 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
     return _Ends(overridden(config, overrides, runs[0]), Path(runs[0]), model, start, end)
 
 
-def _images(run: str | Path) -> dict[str, Any]:
-    """Return names, sizes and classes of the images of a run by part.
-
-    The result is empty if the run has no `data.json`.
-    """
-    record = read_record(Path(run)) or {}
-    keys = ("names", "sizes", "classes", "labels")
-    return {part: [record[part][key] for key in keys] for part in ("train", "validation", "test") if part in record}
+def _have_same_images(run: str | Path, other: str | Path) -> bool:
+    """Return whether `data.json` of both runs has the same images, at any time stamps."""
+    first, second = (
+        {part: [image.without_time for image in images] for part, images in read_images(Path(each)).items()} for each in (run, other)
+    )
+    return first == second != {}
 
 
 def _open(run: str | Path, backbone: str) -> tuple[RunConfig, Any, Weights, Weights]:

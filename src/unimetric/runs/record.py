@@ -42,6 +42,11 @@ class Image(NamedTuple):
     modified: int
     label: str
 
+    @property
+    def without_time(self) -> tuple[str, int, str]:
+        """Path, bytes and class, which do not change if the image is copied."""
+        return self.name, self.size, self.label
+
 
 def describe_images(table: Table, parts: Mapping[str, np.ndarray]) -> dict[str, list[Image]]:
     """Describe the images of some parts of a table without reading them.
@@ -136,6 +141,15 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not checksum or not (_is_intact(text) or checksum == _hash(json.dumps(record, sort_keys=True).encode())):
         raise UnimetricError(f"{path}: was modified", hint)
     return record
+
+
+def read_images(folder: Path) -> dict[str, list[Image]]:
+    """Return the images of a run by part: `train`, `validation`, `test`.
+
+    The result is empty if an earlier version made the folder.
+    """
+    record = read_record(folder) or {}
+    return {part: _rows(record[part]) for part in ("train", "validation", "test") if part in record}
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:
