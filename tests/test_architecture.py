@@ -151,6 +151,24 @@ def test_imports_point_down() -> None:
             assert here == there or depth[here] < depth[there], f"{name} imports {other}"
 
 
+#: Private modules that another package imports, with the reason.
+SHARED = {
+    "unimetric.stores._where": "filters, which `Index` parses and checks for every store",
+    "unimetric.backbones._hub": "weights of the hub, which a new run resolves once",
+    "unimetric.analysis.figures._runs": "labels of a study, which the ensemble reads as well",
+}
+
+
+def test_private_modules_are_imported_in_their_package() -> None:
+    found = set()
+    for name, others in GRAPH.items():
+        for other in others:
+            package, _, module = other.rpartition(".")
+            if module.startswith("_") and not name.startswith(package):
+                found.add(other)
+    assert found == set(SHARED)
+
+
 def test_importlib_reaches_project_modules_from_spec_only() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,6 +10,10 @@ from difflib import get_close_matches
 #: Error numbers of the system for a full disk or an exceeded quota.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+#: Hint of an error about a damaged file of an index. The folder must be removed, because a build of an existing index reads its
+#: files first.
+DAMAGED_INDEX = "restore the index from a copy, or remove its folder and build it again"
+
 
 class UnimetricError(Exception):
     """Mistake that the user can fix. The command line prints it and exits with code 2.

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from unimetric.config import RunConfig
 from unimetric.deploy.facts import Facts
-from unimetric.errors import UnimetricError
+from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.images.boxes import Draws, center_draws
 from unimetric.images.crops import color, crop_one, plan_of
 from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes
@@ -41,7 +41,6 @@ from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.weights import hash_tensors
 from unimetric.spec import create
-from unimetric.stores._shard import DAMAGED
 
 #: Images that a process reads at a time. A whole batch of a GPU takes seconds, in which the GPU and other processes would wait.
 _CHUNK = 64
@@ -242,7 +241,7 @@ def open_own(path: Path, facts: Facts, settings: Mapping[str, Any]) -> tuple[Run
     own = path / facts.model
     config, model = open_exported(own) if format_of(own) else open_run(own)
     if weights_of(model) != facts.weights:
-        raise UnimetricError(f"{own}: is not the model that has built the index", DAMAGED)
+        raise UnimetricError(f"{own}: is not the model that has built the index", DAMAGED_INDEX)
     return overridden(config, dict(settings), own), model
 
 

@@ -15,9 +15,8 @@ import torch
 
 from unimetric.config import RunConfig
 from unimetric.deploy.placement import Placement
-from unimetric.errors import UnimetricError
+from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import write_text
-from unimetric.stores._shard import DAMAGED
 
 FORMAT = 1
 FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
@@ -103,7 +102,7 @@ class Facts:
             if facts.runtime not in RUNTIMES:
                 raise ValueError(f"unknown runtime `{facts.runtime}`")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED) from None
+            raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED_INDEX) from None
         return facts
 
 

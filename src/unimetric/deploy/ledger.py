@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.datasets.files import ImageFile
-from unimetric.errors import UnimetricError
-from unimetric.stores._shard import DAMAGED
+from unimetric.errors import DAMAGED_INDEX, UnimetricError
 
 _TABLES = """
 create table if not exists folders (id integer primary key, path text not null unique);
@@ -104,7 +103,7 @@ class Ledger:
             self._base.execute("pragma temp_store = file")
             self._base.executescript(_TABLES)
         except sqlite3.Error as error:
-            raise UnimetricError(f"{path}: cannot be opened: {error}", DAMAGED) from None
+            raise UnimetricError(f"{path}: cannot be opened: {error}", DAMAGED_INDEX) from None
         self._folders: dict[str, int] = {}
 
     def close(self) -> None:

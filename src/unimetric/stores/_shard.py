@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import atomic_stream
 from unimetric.stores._where import Coded
 
 _NAMES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U32": "u4", "U16": "u2", "U8": "u1"}
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-#: Hint of an error about a damaged file. The folder must be removed, because a build of an existing index reads its files first.
-DAMAGED = "restore the index from a copy, or remove its folder and build it again"
 
 
 def write_arrays(
@@ -85,7 +83,7 @@ def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnimetricError(f"{path}: cannot be read: {error}", DAMAGED) from None
+        raise UnimetricError(f"{path}: cannot be read: {error}", DAMAGED_INDEX) from None
     return found, notes
 
 
@@ -146,7 +144,7 @@ class Shard:
             if not len(self.arrays["hash"]) == len(self.arrays["ends"]) == self.rows:
                 raise ValueError("its arrays have different lengths")
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise UnimetricError(f"{path}: is not a file of points: {error}", DAMAGED) from None
+            raise UnimetricError(f"{path}: is not a file of points: {error}", DAMAGED_INDEX) from None
 
     @staticmethod
     def write(

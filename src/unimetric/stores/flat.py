@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unimetric.arguments import Count
-from unimetric.errors import UnimetricError
+from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import remove_stale, write_text
 from unimetric.geometry.nearest import best, exactly
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_vectors, no_hits, unknown_id
-from unimetric.stores._shard import DAMAGED, Shard, hash_ids, map_arrays, write_arrays
+from unimetric.stores._shard import Shard, hash_ids, map_arrays, write_arrays
 from unimetric.stores._where import Where, check, comparisons, mask
 
 VERSION = 1
@@ -78,7 +78,7 @@ class Flat(Store):
                 shards = [self._open_shard(each) for each in manifest["shards"]]
             except FileNotFoundError as error:
                 if attempt == 4:
-                    raise UnimetricError(f"{error.filename}: is missing", DAMAGED) from None
+                    raise UnimetricError(f"{error.filename}: is missing", DAMAGED_INDEX) from None
                 continue
             self._manifest, self._shards = manifest, shards
             return
@@ -96,9 +96,9 @@ class Flat(Store):
         except FileNotFoundError:
             return {"columns": {}, "shards": [], "next": 0}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED) from None
+            raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED_INDEX) from None
         if any("/" in name or name.startswith(".") for each in shards for name in each.values()):
-            raise UnimetricError(f"{file}: names files outside its folder", DAMAGED)
+            raise UnimetricError(f"{file}: names files outside its folder", DAMAGED_INDEX)
         if held["dim"] != self.dim:
             raise UnimetricError(f"{self.path}: holds vectors of {held['dim']} dimensions, not {self.dim}", "use the model of the index")
         if held["dtype"] != self.dtype:
@@ -115,7 +115,7 @@ class Flat(Store):
             dead = np.zeros(shard.rows, bool)
             dead[rows] = True
         if shard.vectors.shape[1:] != (self.dim,) or shard.vectors.dtype != self._kind:
-            raise UnimetricError(f"{shard.path}: holds vectors of another store", DAMAGED)
+            raise UnimetricError(f"{shard.path}: holds vectors of another store", DAMAGED_INDEX)
         shard.dead = dead
         return shard
 
