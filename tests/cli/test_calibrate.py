@@ -88,13 +88,13 @@ def test_intervals_need_enough_classes(copy, capsys, monkeypatch) -> None:
     assert code == 0 and found["threshold_interval"] is found["validation"]["fpr_interval"] is found["test"]["fnr_interval"] is None
     assert f"threshold {found['threshold']:.4f}   score: cosine" in out + err
     assert "validation classes: no intervals, which would be too narrow; at least 8 classes are needed, got 2" in out + err
-    monkeypatch.setattr("unimetric.analysis.calibrate.FEWEST", 6)  # test classes
+    monkeypatch.setattr("unimetric.geometry.pair_scores.FEWEST", 6)  # test classes
     found = calibrate(copy, fpr=0.1, draws=50)
     assert found["threshold_interval"] is None
     for key in ("fpr", "fnr"):
         low, high = found["test"][f"{key}_interval"]
         assert low <= found["test"][key] <= high and low < high
-    monkeypatch.setattr("unimetric.analysis.calibrate.FEWEST", 2)
+    monkeypatch.setattr("unimetric.geometry.pair_scores.FEWEST", 2)
     low, high = calibrate(copy, fpr=0.1, draws=50)["threshold_interval"]
     assert low == high  # why two classes are too few
 

@@ -116,6 +116,16 @@ def test_bootstrap_interval_covers_the_estimate(crowd):
     assert ends[0] < tar < ends[1] and ends[2] < threshold < ends[3]
 
 
+@pytest.mark.parametrize("classes", [7, 8])
+def test_verification_interval_needs_eight_classes(crowd, classes):
+    points, labels = crowd(pictures=80, classes=classes, dim=16)
+    text = "verification(far=0.05, level=0.95, draws=20)"
+    names = ["tar", "threshold", "eer"]
+    if classes == 8:
+        names += ["tar/from", "tar/to", "threshold/from", "threshold/to"]
+    assert list(measure(Space(points, labels), [text])) == [f"{text}/{name}" for name in names]
+
+
 def identify_slowly(points, labels, query, gallery, group):
     """(known, unknown) queries: label, label and score of the nearest, of those that count."""
     known, unknown = [], []

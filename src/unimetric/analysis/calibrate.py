@@ -13,7 +13,7 @@ from torch import Tensor
 from unimetric.analysis.canvas import Canvas
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.geometry.pair_scores import PairScores, Rates, quantiles
+from unimetric.geometry.pair_scores import PairScores, Rates
 from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress
 from unimetric.runs.device import open_fabric
@@ -24,10 +24,6 @@ from unimetric.runs.rows import read_table, readable
 
 #: File of a run folder with its calibrated threshold.
 FILE = "calibration.json"
-
-#: Fewest classes with an interval. All draws of two classes weight their pairs equally, so that the interval has no width. Intervals
-#: of somewhat more classes are far too narrow.
-FEWEST = 8
 
 
 def calibrate(
@@ -58,7 +54,7 @@ def calibrate(
         overrides: Settings that may differ from training, such as `dataset` or `device`.
 
     Returns:
-        The content of the JSON file. Intervals of fewer than `FEWEST` classes are None.
+        The content of the JSON file. Intervals of too few classes are None; see `PairScores.interval`.
     """
     if not 0 < fpr < 1 or not 0 < level < 1:
         raise UnimetricError(f"`--fpr` and `--level` must be above 0 and below 1, got {fpr} and {level}", "use `--fpr 0.01 --level 0.95`")
@@ -75,7 +71,7 @@ def calibrate(
         "level": level,
         "score": spaces["test"].geometry,
         "threshold": threshold,
-        "threshold_interval": interval_over_classes(pairs["validation"], drawn.threshold, level),
+        "threshold_interval": pairs["validation"].interval(drawn.threshold, level),
         "validation": _describe(pairs["validation"], pairs["validation"].rates(threshold), level, draws),
         "test": _describe(pairs["test"], pairs["test"].rates(threshold), level, draws),
         "train_threshold": train_threshold,
@@ -118,21 +114,10 @@ def _describe(pairs: PairScores, rates: Rates, level: float, draws: int) -> dict
         "classes": pairs.space.classes,
         "images": pairs.space.size,
         "fpr": rates.fmr,
-        "fpr_interval": interval_over_classes(pairs, drawn.fmr, level),
+        "fpr_interval": pairs.interval(drawn.fmr, level),
         "fnr": rates.fnmr,
-        "fnr_interval": interval_over_classes(pairs, drawn.fnmr, level),
+        "fnr_interval": pairs.interval(drawn.fnmr, level),
     }
-
-
-def interval_over_classes(pairs: PairScores, drawn: Tensor, level: float) -> tuple[float, float] | None:
-    """Return the interval of bootstrap draws of whole classes, or None for too few classes.
-
-    Args:
-        pairs: Pairs of the classes.
-        drawn: Value of each draw.
-        level: Level of the interval.
-    """
-    return quantiles(drawn, level) if pairs.space.classes >= FEWEST else None
 
 
 def read_calibration(run: str | Path) -> dict[str, Any] | None:

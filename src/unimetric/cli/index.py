@@ -180,10 +180,10 @@ def evaluate_stored(
 
 def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: dict[str, Any]) -> None:
     """Calibrate an index, and print its threshold."""
-    from unimetric.analysis.calibrate import FEWEST
     from unimetric.deploy.facts import THRESHOLDS
     from unimetric.deploy.index import Index
     from unimetric.deploy.measuring import calibrate_index
+    from unimetric.geometry.pair_scores import FEWEST
 
     _reject_others(path, others)
     with Index.open(path, device="cpu") as opened:

@@ -30,8 +30,9 @@ def calibrate(
     - `unimetric calibrate my.index --fpr 0.01`
     - `unimetric calibrate runs/a --fpr 0.001 --out threshold.json device=cuda`
     """
-    from unimetric.analysis.calibrate import FEWEST, FILE
+    from unimetric.analysis.calibrate import FILE
     from unimetric.analysis.calibrate import calibrate as choose
+    from unimetric.geometry.pair_scores import FEWEST
     from unimetric.runs.display import Display
 
     if out is not None and out.suffix != ".json":

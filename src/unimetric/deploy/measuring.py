@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from unimetric.analysis.calibrate import interval_over_classes
 from unimetric.analysis.evaluate import check_metrics, numbers_of
 from unimetric.datasets.files import LABEL
 from unimetric.deploy.facts import THRESHOLDS, Facts
@@ -142,7 +141,7 @@ def calibrate_index(index: Index, *, fpr: float = 0.01, level: float = 0.95, dra
         draws: Number of bootstrap draws.
 
     Returns:
-        The content of the file. Intervals of too few classes are None; see `interval_over_classes`.
+        The content of the file. Intervals of too few classes are None; see `PairScores.interval`.
     """
     if not 0 < fpr < 1 or not 0 < level < 1:
         raise UnimetricError(f"`--fpr` and `--level` must be above 0 and below 1, got {fpr} and {level}", "use `--fpr 0.01 --level 0.95`")
@@ -162,11 +161,11 @@ def calibrate_index(index: Index, *, fpr: float = 0.01, level: float = 0.95, dra
         "level": level,
         "score": space.geometry,
         "threshold": threshold,
-        "threshold_interval": interval_over_classes(pairs, drawn.threshold, level),
+        "threshold_interval": pairs.interval(drawn.threshold, level),
         "images": space.size,
         "classes": space.classes,
         "fnr": rates.fnmr,
-        "fnr_interval": interval_over_classes(pairs, pairs.resample(threshold=threshold, draws=draws).fnmr, level),
+        "fnr_interval": pairs.interval(pairs.resample(threshold=threshold, draws=draws).fnmr, level),
     }
     with lock_folder(index.path, "writing to"):
         write_text(index.path / THRESHOLDS, json.dumps(result, indent=1))

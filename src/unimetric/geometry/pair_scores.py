@@ -28,6 +28,10 @@ _BINS = 1 << 16
 #: Thresholds of a bootstrap.
 _GRID = 1024
 
+#: Fewest classes with an interval. All draws of two classes weight their pairs equally, so that the interval has no width. Intervals
+#: of somewhat more classes are far too narrow.
+FEWEST = 8
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -241,6 +245,15 @@ class PairScores:
                 index = int(right[0, 0]) if len(right) else _GRID - 1
             found[:, draw] = torch.stack([grid[index], false[index], missed[index]]).cpu()
         return Draws(*found)
+
+    def interval(self, drawn: Float[Tensor, "draws"], level: float) -> tuple[float, float] | None:
+        """Return the interval of bootstrap draws of whole classes, or None for too few classes.
+
+        Args:
+            drawn: Value of each draw.
+            level: Level of the interval.
+        """
+        return quantiles(drawn, level) if self.space.classes >= FEWEST else None
 
 
 def quantiles(values: Float[Tensor, "draws"], level: float) -> tuple[float, float]:

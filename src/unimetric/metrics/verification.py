@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from unimetric.arguments import Count, Range
-from unimetric.geometry.pair_scores import PairScores, quantiles
+from unimetric.geometry.pair_scores import PairScores
 from unimetric.geometry.space import Space
 from unimetric.kinds import metric
 
@@ -34,7 +34,7 @@ def verification(
         space: Embeddings.
         far: False accept rate: fraction of the pairs of two classes that may be accepted.
         level: Level of confidence intervals over whole classes, such as 0.95: `tar/from`, `tar/to` and
-            those of the threshold. 0 for none.
+            those of the threshold. 0 for none. Fewer than eight classes have no interval: it would be too narrow.
         draws: Number of bootstrap draws.
     """
     pairs = PairScores(space)
@@ -42,6 +42,8 @@ def verification(
     values = {"tar": 1 - rates.fnmr, "threshold": rates.threshold, "eer": max(equal.fmr, equal.fnmr)}
     if level:
         drawn = pairs.resample(fmr=far, draws=draws)
-        values["tar/from"], values["tar/to"] = quantiles(1 - drawn.fnmr, level)
-        values["threshold/from"], values["threshold/to"] = quantiles(drawn.threshold, level)
+        for name, each in (("tar", 1 - drawn.fnmr), ("threshold", drawn.threshold)):
+            interval = pairs.interval(each, level)
+            if interval is not None:
+                values[f"{name}/from"], values[f"{name}/to"] = interval
     return values
