@@ -86,6 +86,28 @@ def test_search_answers_uploads_and_ids(index: Path, live: Callable[..., str]) -
         assert 'unimetric_requests_total{path="/search",status="200"} 3.0' in text and "unimetric_index_images 32.0" in text
 
 
+def test_openapi_declares_the_form_of_errors(index: Path, live: Callable[..., str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="pip install 'unimetric[dev]'")
+    with httpx.Client(base_url=live(index, queue=0), timeout=60) as client:
+        described = client.get("/openapi.json").json()
+        assert "ValidationError" not in json.dumps(described)
+        failures = {
+            ("get", "/search"): {client.get("/search"): 422, client.get("/search", params={"id": ID, "k": "no"}): 400},
+            ("post", "/search"): {client.post("/search"): 415, client.post("/search", files={"file": image(index)}): 503},
+            ("get", "/images/{id}"): {client.get("/images/none"): 404, client.get("/images/none", headers={"Host": "other"}): 403},
+            ("post", "/feedback"): {client.post("/feedback"): 404},
+        }
+    for (method, path), answers in failures.items():
+        declared = described["paths"][path][method]["responses"]
+        assert list(declared) == ["200", "4XX", "503"]
+        for answer, status in answers.items():
+            schema = declared["503" if status == 503 else "4XX"]["content"]["application/json"]["schema"]
+            assert answer.status_code == status and answer.headers["content-type"] == "application/json"
+            jsonschema.validate(answer.json(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"detail": []}, schema)
+
+
 def test_equal_answers_alone_and_in_batches(index: Path, live: Callable[..., str]) -> None:
     with Index.open(index, device="cpu") as opened:
         files = [Path(opened.image_path(each)).read_bytes() for ids, *_ in opened.store.scan() for each in ids]

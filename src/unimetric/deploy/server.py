@@ -289,6 +289,20 @@ _VOTE = {
     },
     "required": ["id", "vote"],
 }
+_PROBLEM = {
+    "type": "object",
+    "properties": {
+        "error": {"type": "string", "description": "Problem."},
+        "hint": {"type": "string", "description": "Action that may fix it. May be empty."},
+    },
+    "required": ["error", "hint"],
+    "additionalProperties": False,
+}
+#: Errors of every path. `4XX` replaces the answer 422 that FastAPI declares for its own errors.
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _PROBLEM}}}
+    for status, text in (("4XX", "The request cannot be answered."), (503, "The server is busy, or the answer took too long."))
+}
 
 
 def _body(schema: dict[str, Any]) -> dict[str, Any]:
@@ -357,7 +371,8 @@ def create_app(path: str | Path, options: Options) -> FastAPI:
         options: Limits and access.
     """
     server = Server(path, options)
-    app = FastAPI(title="Unimetric search", version=server.gallery.version, docs_url=None, redoc_url=None, lifespan=server.lifespan)
+    described: dict[str, Any] = {"title": "Unimetric search", "version": server.gallery.version, "responses": _ERRORS}
+    app = FastAPI(docs_url=None, redoc_url=None, lifespan=server.lifespan, **described)
     app.state.server = server
     _add_errors(app)
     _add_search(app, server)
