@@ -1,14 +1,18 @@
-"""Program of each rank in `test_ranks.py`: two steps of each kind of method, then the gradients as files.
+"""Program of `test_ranks.py`: two steps of each kind of method on several ranks, then the gradients as files.
 
-The kind `resumed` takes two steps from a checkpoint that was written with two ranks.
+The kind `resumed` takes two steps from a checkpoint that was written with two ranks. The ranks are forks of this
+process: one import of PyTorch takes longer than all steps of a rank.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
+import timm  # noqa: F401  (imported once, before the ranks are forked)
 import torch
 from lightning_fabric import Fabric
 from safetensors.torch import save_file
@@ -77,10 +81,15 @@ def sharded_losses() -> dict[str, torch.Tensor]:
     return found
 
 
-def main(ranks: int, folder: Path) -> None:
+def run_rank(rank: int, ranks: int, port: int, folder: Path) -> None:
+    """Compute all gradients as one of several ranks, and write them if it is the first."""
     torch.set_num_threads(1)
+    if ranks > 1:  # what the launcher of Fabric sets for the processes that it starts
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
+        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
     fabric.launch()
+    assert (fabric.world_size, fabric.global_rank) == (ranks, rank)
     kinds = json.loads((folder / "kinds.json").read_text())
     results = {"sharded losses": sharded_losses()}
     for kind, settings in kinds.items():
@@ -92,5 +101,14 @@ def main(ranks: int, folder: Path) -> None:
         save_file(found, folder / f"{ranks} {kind}.safetensors")
 
 
+def find_free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    for count in map(int, sys.argv[2:]):
+        torch.multiprocessing.start_processes(
+            run_rank, args=(count, find_free_port(), Path(sys.argv[1])), nprocs=count, start_method="fork"
+        )
