@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
 import struct
-import subprocess
 import sys
 import zlib
 from importlib.metadata import version
@@ -559,7 +559,7 @@ def test_out_rejects_folder(refused, pictures: Path, tmp_path: Path, monkeypatch
     refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")
 
 
-def test_file_names_may_not_be_utf8(pictures: Path, tmp_path: Path) -> None:
+def test_file_names_may_not_be_utf8(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         (pictures / "class0").rename(os.fsdecode(bytes(pictures) + b"/caf\xe9"))
     except OSError:
@@ -567,9 +567,12 @@ def test_file_names_may_not_be_utf8(pictures: Path, tmp_path: Path) -> None:
     (pictures / "caf\udce9" / "5.jpg").write_bytes(b"junk")
     words = ["train", *settings(pictures, "on_bad_picture=skip", "logger=none"), "--out", str(tmp_path / "run")]
     for more in (words, ["report", str(tmp_path / "run"), "--embed", "--out", str(tmp_path / "page.html")]):
-        environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-        done = subprocess.run([sys.executable, "-m", "unimetric.cli", *more], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        monkeypatch.setattr(sys, "argv", ["unimetric", *more])
+        with monkeypatch.context() as streams, pytest.raises(SystemExit) as leaving:
+            for name in ("stdout", "stderr"):
+                streams.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True))
+            main()
+        assert not leaving.value.code
     assert b"caf\xe9/5.jpg" in (tmp_path / "run" / "skipped.txt").read_bytes()
 
 
