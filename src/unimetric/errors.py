@@ -33,6 +33,14 @@ class UnimetricError(Exception):
         return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
 
 
+class NotFound(UnimetricError):
+    """Name of something that does not exist, such as the id of a deleted image."""
+
+
+class Unavailable(UnimetricError):
+    """Failure of a database or a disk. The same request may succeed later."""
+
+
 def hide_passwords(text: str) -> str:
     """Return a text without the passwords of connection strings.
 

@@ -242,6 +242,18 @@ def test_empty_stores_one_point_and_k_beyond_the_gallery(opened: Open) -> None:
     assert len(store) == 0 and store.search(point, 1)[0].tolist() == [[""]]
 
 
+def test_searches_accept_text_dictionaries_and_no_queries(opened: Open) -> None:
+    store, points = opened(), clustered(60, DIM)
+    store.write([str(each) for each in range(60)], points, {"price": list(range(60))})
+    for where in ("price < 2", {"price": {"<": 2}}):
+        assert sorted(store.search(points[:1], 3, where)[0][0]) == ["", "0", "1"]
+    assert store.search(points[:0], 2)[0].shape == (0, 2)
+    with pytest.raises(UnimetricError, match="must be text or a dictionary, got int"):
+        store.search(points[:1], 3, 5)
+    with pytest.raises(UnimetricError, match="`k` must be at least 1, got 0"):
+        store.search(points[:1], 0)
+
+
 def test_wrong_points_change_nothing(opened: Open) -> None:
     store, points = opened(), clustered(3, DIM)
     store.write(["a", "b"], points[:2], {"size": [1, 2]})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import Unavailable, UnimetricError
 from unimetric.spec import bind, create
 from unimetric.stores._where import Comparison
 
@@ -287,12 +287,15 @@ def test_a_server_that_is_down_is_an_error_until_it_is_back(postgres, table: str
     postgres.stop()
     try:
         for call in (lambda: store.write(["a"], points[:1], {}), lambda: store.search(points[:1], 3), lambda: len(store), store.finish):
-            with pytest.raises(UnimetricError, match=f"table `{table}` of 127.0.0.1") as caught:
+            with pytest.raises(Unavailable, match=f"table `{table}` of 127.0.0.1") as caught:
                 call()
             assert "server" in caught.value.hint
     finally:
         postgres.start()
     assert len(store) == 20 and store.search(points[:1], 1)[0][0, 0] == "0"
+    postgres.stop()
+    postgres.start()
+    assert store.search(points[:1], 1)[0][0, 0] == "0"  # the open connection was lost
 
 
 @pytest.mark.parametrize(

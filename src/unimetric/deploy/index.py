@@ -15,7 +15,7 @@ N images, D dimensions, Q queries.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
-from unimetric.stores._where import Where, check, from_dict, parse
+from unimetric.stores._where import Filter, Where, read_filter
 
 
 @dataclass(frozen=True)
@@ -229,21 +229,16 @@ class Index:
         assert self.embedder  # opens the loss, which maps into the Poincaré ball
         return place(points, self._loss, "")[0]
 
-    def find(self, where: str | Mapping[str, Any] | Where | None) -> Where | None:
+    def find(self, where: Filter) -> Where | None:
         """Return a checked filter.
 
         Args:
             where: Text such as `label = 'boot' and price < 50`, a dictionary such as `{"label": "boot"}`, or None.
         """
-        if where is None or (isinstance(where, str) and not where.strip()):
-            return None
-        if isinstance(where, str):
-            return parse(where, self.columns)
-        where = where if isinstance(where, Where) else from_dict(where)
-        return check(where, self.columns)
+        return read_filter(where, self.columns)
 
     def search_vectors(
-        self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: str | Mapping[str, Any] | Where | None = None
+        self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: Filter = None
     ) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         """Return ids and scores of the nearest images of raw embeddings, nearest first.
 
@@ -275,7 +270,7 @@ class Index:
                     scores[row, : len(some)] = placement.scores(point, self.store.vectors(some))
         return ids, scores
 
-    def search(self, images: Any, k: int = 10, where: str | Mapping[str, Any] | Where | None = None) -> list[Any]:
+    def search(self, images: Any, k: int = 10, where: Filter = None) -> list[Any]:
         """Return the images that are most similar to one or several queries.
 
         Args:

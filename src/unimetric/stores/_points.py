@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import NotFound, UnimetricError
 from unimetric.stores._where import column_type, is_plain_text
 
 #: Names that stores use themselves.
@@ -92,6 +92,13 @@ def check_vectors(vectors: Any, dim: int) -> Float[np.ndarray, "N D"]:
     return array
 
 
+def check_queries(queries: Any, k: int, dim: int) -> Float[np.ndarray, "Q D"]:
+    """Return the vectors of a search as contiguous float32. A wrong vector or number of neighbors is an error."""
+    if k < 1:
+        raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
+    return check_vectors(queries, dim)
+
+
 def check_name(name: str) -> None:
     """Raise an error if a column cannot have this name in every store."""
     if not isinstance(name, str) or not name.strip() or not is_plain_text(name) or len(name.encode()) > _NAME:
@@ -115,9 +122,9 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def unknown_id(name: str) -> UnimetricError:
+def unknown_id(name: str) -> NotFound:
     """Return the error for an id that a store does not have."""
-    return UnimetricError(f"unknown id `{name}`", "use an id that a search or `scan` has returned")
+    return NotFound(f"unknown id `{name}`", "use an id that a search or `scan` has returned")
 
 
 def no_hits(queries: int, k: int) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:

@@ -40,7 +40,7 @@ def exact_search(blocks: Iterable[Block], queries: Float[np.ndarray, "Q D"], k: 
     """
     ids, scores = no_hits(len(queries), k)
     asking = torch.from_numpy(np.ascontiguousarray(queries))
-    for vectors, name in blocks:
+    for vectors, name in blocks if len(queries) else ():
         for top, values, columns in nearest(asking, torch.from_numpy(vectors), min(k, len(vectors))) if len(vectors) else ():
             rows = slice(top, top + len(values))
             merged = np.concatenate([scores[rows], values.numpy()], axis=1)

@@ -35,6 +35,10 @@ class Where:
     """Filter of rows: `Comparison`, `All`, `AnyOf` or `Not`."""
 
 
+#: What a search accepts: text such as `price < 50`, a dictionary such as `{"price": {"<": 50}}`, a tree, or None.
+Filter = str | Mapping[str, Any] | Where | None
+
+
 @dataclass(frozen=True)
 class Comparison(Where):
     """Comparison of a column with a value.
@@ -272,6 +276,27 @@ def _value(node: Any) -> Any:
         return int(node.this) if re.fullmatch(r"[0-9]+", node.this) else float(node.this)
     except ValueError:  # such as `0E`, or an integer of more than 4,300 digits
         raise UnimetricError(f"`{node.this[:200]}` is not a number", "write a number such as 50 or 1.5e3") from None
+
+
+def read_filter(where: Filter, columns: Mapping[str, type]) -> Where | None:
+    """Return a checked filter, or None for an empty one.
+
+    Args:
+        where: Text such as `label = 'boot' and price < 50`, a dictionary such as `{"label": "boot"}`, a tree, or None.
+        columns: Types of the columns: `str`, `int`, `float` or `bool`.
+
+    Raises:
+        UnimetricError: The filter cannot be read, names an unknown column, or compares it with a value of another type.
+    """
+    if where is None or (isinstance(where, str) and not where.strip()):
+        return None
+    if isinstance(where, str):
+        return parse(where, columns)
+    if isinstance(where, Mapping):
+        where = from_dict(where)
+    if not isinstance(where, Where):
+        raise UnimetricError(f"a filter must be text or a dictionary, got {type(where).__name__}", _HINT)
+    return check(where, columns)
 
 
 def check(where: Where, columns: Mapping[str, type]) -> Where:

@@ -18,9 +18,9 @@ from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import remove_stale, write_text
 from unimetric.geometry.nearest import best, exactly
 from unimetric.kinds import Store
-from unimetric.stores._points import check_ids, check_points, check_vectors, no_hits, unknown_id
+from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._shard import Shard, hash_ids, map_arrays, write_arrays
-from unimetric.stores._where import Where, check, comparisons, mask
+from unimetric.stores._where import Filter, Where, comparisons, mask, read_filter
 
 VERSION = 1
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -316,12 +316,9 @@ class Flat(Store):
 
     # --- search ------------------------------------------------------------------------------------------------------
 
-    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Where | None = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        queries = check_vectors(queries, self.dim)
-        if k < 1:
-            raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
-        if where is not None:
-            check(where, self.columns)
+    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        queries = check_queries(queries, k, self.dim)
+        where = read_filter(where, self.columns)
         ids, scores = no_hits(len(queries), k)
         shards = [(shard, self._allowed(shard, where)) for shard in self._shards]
         depth = min(k, len(self))

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from unimetric.arguments import Count, Range
-from unimetric.errors import UnimetricError
+from unimetric.errors import Unavailable, UnimetricError
 from unimetric.files import write_text
 from unimetric.kinds import Store
-from unimetric.stores._points import check_ids, check_points, check_vectors, no_hits, unknown_id
+from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
-from unimetric.stores._where import Where, check, to_text
+from unimetric.stores._where import Filter, Where, read_filter, to_text
 
 #: Version of the layout, in the metadata of the table.
 _FORMAT = 1
@@ -124,7 +124,7 @@ class Lance(Store):
             except (OSError, RuntimeError, ValueError) as error:
                 text = str(error).partition("\n")[0][:300]
                 full = "No space left" in str(error) or "StorageFull" in str(error)
-                raise UnimetricError(
+                raise Unavailable(
                     f"{self.path}: {text}", "free some space" if full else "check the folder, or remove the index folder and build it again"
                 ) from error
 
@@ -165,9 +165,10 @@ class Lance(Store):
 
     # --- Searching ----------------------------------------------------------------------------------------
 
-    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Any = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        queries = check_vectors(queries, self.dim)
-        text = None if where is None else _filter(check(where, self.columns))
+    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        queries = check_queries(queries, k, self.dim)
+        where = read_filter(where, self.columns)
+        text = None if where is None else _filter(where)
         with self._errors():
             total = int(self._table.count_rows())
             rows = total if text is None else int(self._table.count_rows(text))

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float, Int
 
 from unimetric.arguments import Form, Range
-from unimetric.errors import UnimetricError
+from unimetric.errors import Unavailable, UnimetricError
 from unimetric.geometry.kmeans import assign, kmeans
 from unimetric.kinds import Store
-from unimetric.stores._points import RESERVED, check_ids, check_points, check_vectors, no_hits, unknown_id
+from unimetric.stores._points import RESERVED, check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_points, draw_truth, exact_search, is_tuned, tune, tuned
-from unimetric.stores._where import Where, check, quote_name, to_sql
+from unimetric.stores._where import Filter, Where, quote_name, read_filter, to_sql
 
 #: Version of the layout, in the comment of the table.
 _FORMAT = 2
@@ -95,13 +95,13 @@ class Pgvector(Store):
     # --- Opening ------------------------------------------------------------------------------------------
 
     def _connect(self) -> Any:
-        """Return the connection. A broken one is opened again."""
+        """Return the connection. If it is broken, or the server was restarted, open another one."""
         import psycopg
         from psycopg.adapt import Dumper
         from psycopg.pq import Format
 
         connection = self._open_connection
-        if connection is not None and not connection.closed and not connection.broken:
+        if connection is not None and _is_open(connection):
             return connection
         connection = psycopg.connect(self._url, autocommit=True, connect_timeout=10, application_name="unimetric")
         number = _value(connection.execute("SELECT to_regtype('vector')::oid"))
@@ -198,7 +198,9 @@ class Pgvector(Store):
         except psycopg.Error as error:
             text = str(error).strip().partition("\n")[0][:300]
             hint = "check the server and its logs"
+            kind = UnimetricError
             if isinstance(error, psycopg.OperationalError):
+                kind = Unavailable
                 hint = "check that the server runs, and `url`"
             if isinstance(error, psycopg.errors.UndefinedFile | psycopg.errors.FeatureNotSupported):
                 hint = "install pgvector on the server"
@@ -206,7 +208,7 @@ class Pgvector(Store):
                 hint = "let an administrator run `CREATE EXTENSION vector` and grant CREATE on the schema"
             if isinstance(error, psycopg.errors.DiskFull):
                 hint = "free some space on the server"
-            raise UnimetricError(f"{self._place}: {text}", hint) from None
+            raise kind(f"{self._place}: {text}", hint) from None
 
     def close(self) -> None:
         if self._open_connection is not None:
@@ -280,9 +282,9 @@ class Pgvector(Store):
 
     # --- Searching ----------------------------------------------------------------------------------------
 
-    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Any = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
-        queries = check_vectors(queries, self.dim)
-        where = None if where is None else check(where, self.columns)
+    def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        queries = check_queries(queries, k, self.dim)
+        where = read_filter(where, self.columns)
         with self._errors(), self._snapshot():
             self._refresh()
             settings = tuned(self.report, k, recall=self.recall, place=self._place)
@@ -456,6 +458,22 @@ class Pgvector(Store):
 
 
 _BINARY = {str: "text", int: "int8", float: "float8", bool: "bool"}
+
+
+def _is_open(connection: Any) -> bool:
+    """Return whether a connection can be used. In a transaction, its next query fails if it cannot."""
+    from psycopg import OperationalError
+    from psycopg.pq import TransactionStatus
+
+    if connection.closed:
+        return False
+    if connection.info.transaction_status == TransactionStatus.IDLE:
+        try:
+            for _ in range(2):  # the first reads the notice of a server that stops
+                connection.pgconn.consume_input()  # does not wait, and fails if the server has closed the connection
+        except OperationalError:
+            return False
+    return True
 
 
 def _value(cursor: Any) -> Any:
