@@ -65,13 +65,14 @@ def index(colored: Path, tmp_path: Path) -> Path:
 def live() -> Iterator[Callable[..., str]]:
     """Start a server in a thread, at a free port, and return its address."""
     uvicorn = pytest.importorskip("uvicorn", reason="pip install 'unimetric[serve]'")
+    from unimetric.deploy.connection import configure
     from unimetric.deploy.server import Options, create_app
 
     with contextlib.ExitStack() as stack:
 
         def start(index: Path, **options: Any) -> str:
-            app = create_app(index, Options(**{"device": "cpu", "reload": 0.1} | options))
-            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+            limits = Options(**{"device": "cpu", "reload": 0.1} | options)
+            server = uvicorn.Server(configure(create_app(index, limits), timeout=limits.timeout, port=0))
             thread = threading.Thread(target=server.run, daemon=True)
             thread.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import functools
 import io
@@ -10,6 +11,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -273,6 +275,43 @@ def test_full_queue_and_slow_clients(index: Path, live: Callable[..., str]) -> N
     assert 'unimetric_requests_total{path="/search",status="408"} 1.0' in httpx.get(f"{address}/metrics", timeout=60).text
 
 
+def test_headers_are_limited_in_time_and_size(index: Path, live: Callable[..., str]) -> None:
+    address = live(index, timeout=0.5)
+    host, port = httpx.URL(address).host, httpx.URL(address).port
+    with socket.create_connection((host, port), timeout=20) as silent, socket.create_connection((host, port), timeout=20) as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while b'{"status":"ok"}' not in received:
+            received += slow.recv(4096)
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nX: ")  # the second header of a connection is limited as well
+        assert silent.recv(1) == slow.recv(1) == b""
+    with socket.create_connection((host, port), timeout=20) as large, contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            large.sendall(b"GET / HTTP/1.1\r\nX: ".ljust(1 << 16, b"a"))
+        pytest.fail("a header of 64 MiB was accepted")
+    assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_failures_of_the_server_show_no_paths(colored: Path, index: Path, live: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="pip install 'unimetric[lance]'")
+    images = shutil.copytree(colored / "images", tmp_path / "images")
+    Index.create(colored / "run", images, tmp_path / "lance.index", store="lance", workers=0, device="cpu").close()
+    name = "class 1/a&b #3.png"
+    (images / name).unlink()
+    with httpx.Client(base_url=live(tmp_path / "lance.index", feedback=tmp_path / "votes"), timeout=60) as client:
+        for path in ("/images/", "/thumbnails/"):
+            answer = client.get(path + path_of(name).removeprefix("/images/"))
+            assert answer.status_code == 404 and name in answer.text and str(tmp_path) not in answer.text
+        assert client.get("/search", params={"id": name, "where": "label = 'no image"}).status_code == 400
+        (tmp_path / "votes").rename(tmp_path / "moved")
+        fields = {"id": name, "vote": "up", "query": name}
+        lost = client.post("/feedback", files={key: (None, value) for key, value in fields.items()})
+        shutil.rmtree(tmp_path / "lance.index" / "store")
+        for answer in (lost, client.get("/search", params={"id": name})):
+            assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+            assert answer.json() == {"error": "the server cannot read or write its data", "hint": "try again later"}
+
+
 def test_batcher_isolates_errors_and_bounds_the_queue() -> None:
     async def main() -> None:
         gate = threading.Event()
@@ -320,7 +359,8 @@ def test_votes_and_csv(index: Path, live: Callable[..., str]) -> None:
         assert Path(votes[0]["query"]).read_bytes() == data and Path(votes[0]["query"]).parent == index / "feedback"
         rows = list(csv.DictReader(io.StringIO(client.get("/feedback.csv").text)))
         assert [(row["vote"], row["label"]) for row in rows] == [("down", "o'range"), ("up", "green")]  # one was taken back
-        for fields in ({"id": "nope", "vote": "up", "query": ID}, {"id": ID, "vote": "good", "query": ID}, {"id": ID, "vote": "up"}):
+        wrong = [{"id": "nope", "vote": "up", "query": ID}, {"id": ID, "vote": "good", "query": ID}, {"id": ID, "vote": "up"}]
+        for fields in (*wrong, {"vote": "up", "query": ID}):
             answer = client.post("/feedback", files={key: (None, value) for key, value in fields.items()})
             assert answer.status_code in (400, 404), fields
         assert client.post("/feedback", files={"file": b"no image"}, data={"id": ID, "vote": "up"}).status_code == 400

@@ -76,6 +76,8 @@ def _listen(uvicorn: Any, app: Any, host: str, port: int, timeout: float) -> Non
     import contextlib
     import socket
 
+    from unimetric.deploy.connection import configure
+
     shown = f"[{host}]" if ":" in host else host
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
@@ -83,12 +85,9 @@ def _listen(uvicorn: Any, app: Any, host: str, port: int, timeout: float) -> Non
         raise UnimetricError(f"{shown}:{port}: cannot listen there: {error.strerror or error}", "use another `--port`") from None
     # Connections inherit it. Otherwise, the body of an answer waits 40 ms until the client has confirmed the header.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, limit_concurrency=1000, timeout_graceful_shutdown=int(timeout) + 1
-    )
     with listener, contextlib.suppress(KeyboardInterrupt):
         print(f"http://{shown}:{listener.getsockname()[1]}/", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(configure(app, timeout=timeout)).run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from torch import Tensor
 from unimetric.analysis.projection import project
 from unimetric.deploy.embedding import crop_center
 from unimetric.deploy.index import Index
-from unimetric.errors import UnimetricError
+from unimetric.errors import NotFound, UnimetricError
 from unimetric.images.decode import FORMATS, MOST_PIXELS, load_image, parse_image, read_bytes
 from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
@@ -35,6 +36,7 @@ _POINTS, _ROWS, _VALUES = 2000, 100_000, 200
 _LARGE, _ROWS_AT_ONCE = 8_000_000, 256
 #: Largest ratio of the sides of an image. Resizing its short side takes memory that grows with it.
 _RATIO = 60
+_log = logging.getLogger("unimetric")
 
 
 class TooLarge(UnimetricError):
@@ -83,22 +85,27 @@ class Gallery:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    def check_id(self, id_: str) -> None:
-        """Raise an error if the index has no image of this id. Only ids of the index become paths."""
+    @contextmanager
+    def _path(self, id_: str) -> Iterator[str]:
+        """Yield the path of an image to read it. Only ids of the index become paths, and errors do not show them."""
         self.index.fetch([id_])
+        try:
+            yield self.index.image_path(id_)
+        except UnimetricError as error:
+            _log.warning("%s", error.message)
+            raise NotFound(f"the image of the id `{id_}` cannot be read", "update the index with `unimetric index`") from None
 
     def read(self, id_: str) -> tuple[bytes, str]:
         """Return an image as bytes that a browser shows, and their media type."""
-        self.check_id(id_)
-        path = self.index.image_path(id_)
-        if not located(path):
-            data = read_bytes(path)
-            kind, box = format_of(data, id_), split_box(path)[1]
-            if kind in _SHOWN and box is None:
-                return data, _SHOWN[kind]
-            image = parse_image(data, id_, box)[0]
-        else:
-            image = Image.fromarray(decode(path))
+        with self._path(id_) as path:
+            if not located(path):
+                data = read_bytes(path)
+                kind, box = format_of(data, id_), split_box(path)[1]
+                if kind in _SHOWN and box is None:
+                    return data, _SHOWN[kind]
+                image = parse_image(data, id_, box)[0]
+            else:
+                image = Image.fromarray(decode(path))
         out = io.BytesIO()
         image.save(out, "PNG", compress_level=1)
         return out.getvalue(), "image/png"
@@ -109,8 +116,8 @@ class Gallery:
             if id_ in self._thumbnails:
                 self._thumbnails.move_to_end(id_)
                 return self._thumbnails[id_]
-        self.check_id(id_)
-        small = make_thumbnail(self.index.image_path(id_), _SIDE)
+        with self._path(id_) as path:
+            small = make_thumbnail(path, _SIDE)
         with self._lock:
             self._bytes += len(small) - len(self._thumbnails.get(id_, b""))
             self._thumbnails[id_] = small
@@ -166,8 +173,8 @@ class Gallery:
     def stored(self, id_: str) -> np.ndarray:
         """Return the raw embedding (D,) of an image of the index."""
         if self.index.facts.placement.geometry == "poincare":  # the store has no raw embeddings
-            self.check_id(id_)
-            return self.embedder.embed_images([self.index.image_path(id_)])[0]
+            with self._path(id_) as path:
+                return self.embedder.embed_images([path])[0]
         return self.index.facts.placement.points(self.index.store.vectors([id_]))[0]
 
 

@@ -34,7 +34,7 @@ from unimetric.deploy.feedback import Feedback
 from unimetric.deploy.gallery import Gallery, TooLarge, crop_upload, decode_upload, format_of
 from unimetric.deploy.guard import COOKIE, Guard, cookie_of
 from unimetric.deploy.index import Index
-from unimetric.errors import UnimetricError
+from unimetric.errors import NotFound, Unavailable, UnimetricError
 from unimetric.images.pack import count_cores
 from unimetric.runs.device import share_heap
 
@@ -331,6 +331,8 @@ def _count(text: str) -> int:
 def _vote_of(fields: dict[str, str], server: Server, data: bytes | None) -> dict[str, Any]:
     """Return a checked vote, and save the image that was searched with."""
     assert server.feedback is not None
+    if not fields.get("id"):
+        raise HTTPException(400, "the field `id` must be the id of a result")
     if fields.get("vote") not in ("up", "down", ""):
         raise HTTPException(400, "`vote` must be `up`, `down` or empty")
     if (data is None) == ("query" not in fields):
@@ -342,10 +344,10 @@ def _vote_of(fields: dict[str, str], server: Server, data: bytes | None) -> dict
     if score is not None and score - score != 0:
         score = None  # not finite
     with server.gallery.used() as gallery:
-        columns = gallery.index.fetch([fields.get("id", "")])
+        columns = gallery.index.fetch([fields["id"]])
         match = gallery.index.image_path(fields["id"])
         if data is None:
-            gallery.check_id(fields["query"])
+            gallery.index.fetch([fields["query"]])
             query = gallery.index.image_path(fields["query"])
         else:
             decode_upload(data, "the upload", server.options.pixels)  # only whole images are saved
@@ -405,8 +407,14 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(UnimetricError)
     async def report_error(request: Request, error: UnimetricError) -> Response:
-        status = 413 if isinstance(error, TooLarge) else 404 if "no image" in error.message or "unknown id" in error.message else 400
+        status = 413 if isinstance(error, TooLarge) else 404 if isinstance(error, NotFound) else 400
         return _problem(status, error.message, error.hint)
+
+    @app.exception_handler(Unavailable)
+    @app.exception_handler(OSError)
+    async def report_failure(request: Request, error: Exception) -> Response:
+        _log.error("%s: %s", request.url.path, error)  # addresses and paths are not for clients
+        return _problem(503, "the server cannot read or write its data", "try again later", **{"Retry-After": "5"})
 
     @app.exception_handler(Busy)
     async def report_busy(request: Request, error: Busy) -> Response:
