@@ -119,6 +119,9 @@ def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _fitting(embeddings: Tensor, labels: Tensor) -> Tensor:
     """Return labels as int64, and raise an error unless they fit the embeddings."""
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise UnimetricError(f"embeddings must be a tensor of floats, got {kind}", "use `torch.as_tensor(embeddings).float()`")
     if not isinstance(labels, Tensor) or labels.is_floating_point():
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise UnimetricError(f"labels must be a tensor of integers, got {kind}", "use `torch.as_tensor(labels).long()`")
@@ -149,10 +152,11 @@ def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., An
 
     @functools.wraps(forward)
     def mine(self: Miner, similarity: Tensor, pairs: Pairs | Tensor) -> Pairs | Triplets | tuple[Tensor, ...]:
-        if isinstance(pairs, Tensor):
-            with torch.no_grad():
-                return as_indices(forward(self, *compare(upcast_half(similarity), _fitting(similarity, pairs))))
-        return forward(self, similarity, pairs)
+        if isinstance(pairs, Pairs):
+            return forward(self, similarity, pairs)
+        labels = _fitting(similarity, pairs)
+        with torch.no_grad():
+            return as_indices(forward(self, *compare(upcast_half(similarity), labels)))
 
     return mine
 
@@ -420,7 +424,7 @@ class Store(Component):
         Args:
             queries: Unit vectors.
             k: Number of points per query. If fewer match, the id "" and the score -inf fill the rest.
-            where: Filter (`stores._where.Where`), or None.
+            where: Filter: text such as `price < 50`, a dictionary such as `{"price": {"<": 50}}`, or None.
 
         Returns:
             Arrays of ids (str) and scores (float32), (Q, k) each.

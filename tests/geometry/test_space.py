@@ -122,9 +122,10 @@ def test_no_neighbours_are_an_error_not_a_zero(crowd):
         measure(Space(*crowd()), ["recall(k=0)"])
 
 
-def test_nothing_to_find_is_an_error_not_a_nan():
+@pytest.mark.parametrize("metric", ["recall", "map_at_r", "r_precision", "map_at_k(k=3)"])
+def test_nothing_to_find_is_an_error_not_a_nan(metric: str):
     with pytest.raises(UnimetricError, match="none of 3 queries"):
-        measure(Space(torch.eye(3), torch.arange(3)), ["recall"])
+        measure(Space(torch.eye(3), torch.arange(3)), [metric])
 
 
 def test_every_text_is_read_before_anything_is_computed(crowd):

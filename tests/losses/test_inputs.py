@@ -44,6 +44,19 @@ def test_batches_that_do_not_fit_are_rejected(name: str) -> None:
     for given in (labels.tolist(), labels.numpy(), labels.float()):
         with pytest.raises(UnimetricError, match="labels must be a tensor of integers"):
             loss(embeddings, given)
+    for rows in (embeddings.tolist(), embeddings.numpy(), embeddings.long()):
+        with pytest.raises(UnimetricError, match="embeddings must be a tensor of floats"):
+            loss(rows, labels)
+
+
+@pytest.mark.parametrize("name", names("miners"))
+def test_miners_reject_what_are_not_tensors(name: str) -> None:
+    miner, (embeddings, labels) = create("miners", name), batch()
+    for given in (labels.tolist(), labels.numpy(), labels.float()):
+        with pytest.raises(UnimetricError, match="labels must be a tensor of integers"):
+            miner(embeddings, given)
+    with pytest.raises(UnimetricError, match="embeddings must be a tensor of floats"):
+        miner(embeddings.numpy(), labels)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if build(name).num_classes])

@@ -432,10 +432,10 @@ class Space:
             k: Depth that the value needs. It receives hits of at least this depth.
             value: Function from the hits of some queries to (Q,) one value per query.
         """
-        if k < 1:
-            raise UnimetricError(f"`k` must be at least 1, got k={k}", "use `k=1` or more")
         if not len(self.matched):
             raise UnimetricError(*self._describe_lost())
+        if k < 1:
+            raise UnimetricError(f"`k` must be at least 1, got k={k}", "use `k=1` or more")
         each = torch.cat([value(hits).to(torch.float64) for hits in self.hits(k)])
         return Average(each[self.matched], self.labels[self.query[self.matched]])
 
