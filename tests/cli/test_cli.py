@@ -285,7 +285,7 @@ def test_weights_file_executes_no_code(refused, pictures: Path, tmp_path: Path) 
 
     (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
     words = settings(pictures, f"backbone=timm(name='test_resnet', weights='{tmp_path / 'evil.pth'}')")
-    refused("train", *words, "--out", str(tmp_path / "run"), says="unreadable weights")
+    refused("train", *words, "--out", str(tmp_path / "run"), says="unreadable weights: it does not hold plain tensors")
     assert not (tmp_path / "owned").exists()
 
 

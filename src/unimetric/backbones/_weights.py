@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
             state: Any = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # the message of torch advises to run the code of the file
+        reason = "it does not hold plain tensors, and other objects are not opened because they could run code"
+        raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None
     except Exception as error:  # each library raises other types, all for an invalid file
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None

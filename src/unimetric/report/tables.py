@@ -133,7 +133,7 @@ def _epoch_notes(here: list[Method]) -> list[str]:
     for method in here:
         epochs = [float(run.best["epoch"]) for run in method.runs if len(run.lines) > 1]
         if len(epochs) > 1:
-            parts.append(f"{method.name} {statistics.fmean(epochs):.1f} ± {statistics.pstdev(epochs):.1f}")
+            parts.append(f"{method.name} {statistics.fmean(epochs):.1f} ± {statistics.stdev(epochs):.1f}")
     return [f"best epoch, mean and standard deviation over seeds: {'; '.join(parts)}"] if parts else []
 
 
