@@ -87,7 +87,10 @@ class Gallery:
 
     @contextmanager
     def _path(self, id_: str) -> Iterator[str]:
-        """Yield the path of an image to read it. Only ids of the index become paths, and errors do not show them."""
+        """Yield the path of an image to read it.
+
+        Only ids of the index become paths, and errors do not show them.
+        """
         self.index.fetch([id_])
         try:
             yield self.index.image_path(id_)

@@ -93,7 +93,10 @@ def check_vectors(vectors: Any, dim: int) -> Float[np.ndarray, "N D"]:
 
 
 def check_queries(queries: Any, k: int, dim: int) -> Float[np.ndarray, "Q D"]:
-    """Return the vectors of a search as contiguous float32. A wrong vector or number of neighbors is an error."""
+    """Return the vectors of a search as contiguous float32.
+
+    A wrong vector or number of neighbors is an error.
+    """
     if k < 1:
         raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
     return check_vectors(queries, dim)

@@ -35,7 +35,7 @@ class Where:
     """Filter of rows: `Comparison`, `All`, `AnyOf` or `Not`."""
 
 
-#: What a search accepts: text such as `price < 50`, a dictionary such as `{"price": {"<": 50}}`, a tree, or None.
+#: Filter as a search accepts it: text such as `price < 50`, a dictionary such as `{"price": {"<": 50}}`, a tree, or None.
 Filter = str | Mapping[str, Any] | Where | None
 
 

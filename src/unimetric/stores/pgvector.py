@@ -461,7 +461,10 @@ _BINARY = {str: "text", int: "int8", float: "float8", bool: "bool"}
 
 
 def _is_open(connection: Any) -> bool:
-    """Return whether a connection can be used. In a transaction, its next query fails if it cannot."""
+    """Return whether a connection can be used.
+
+    In a transaction, it is not checked: the next query fails if it cannot.
+    """
     from psycopg import OperationalError
     from psycopg.pq import TransactionStatus
 
