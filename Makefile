@@ -13,7 +13,7 @@ QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tes
 # Benchmarks that need no index, run or images.
 BENCHMARKS := losses growth objectives samplers evaluation start step crt shift universal stores indexing export embedding stages
 
-.PHONY: demo quick test check style types configs wheel bench docs results browser clean
+.PHONY: demo quick test check style types configs studies wheel bench docs results browser clean
 
 demo: $(VENV)/base            ## train on characters, test on characters that were not trained on
 	$(BIN)/unimetric demo
@@ -24,7 +24,7 @@ quick: $(VENV)/ready          ## the tests to run between edits
 test: $(VENV)/ready           ## every test; real images too if UNIMETRIC_DATA is set
 	$(BIN)/python -m pytest -n 2
 
-check: style types configs    ## style, types, imports, every config and the papers' protocols; `make -j2 check` is faster
+check: style types configs studies ## style, types, imports, every config and the papers' protocols; `make -j2 check` is faster
 
 style: $(VENV)/ready
 	$(BIN)/ruff check
@@ -36,7 +36,10 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 configs: $(VENV)/ready
-	$(BIN)/unimetric check --build src/unimetric/configs/*.toml src/unimetric/configs/studies/*.toml
+	$(BIN)/unimetric check --build src/unimetric/configs/*.toml
+
+studies: $(VENV)/ready
+	$(BIN)/unimetric check --build src/unimetric/configs/studies/*.toml
 	$(BIN)/python -m unimetric.studies.protocols
 	$(BIN)/python -m unimetric.studies.coverage --check
 
