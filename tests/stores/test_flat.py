@@ -176,6 +176,19 @@ def test_rejects_other_and_damaged_stores(tmp_path: Path) -> None:
         Flat(path=str(tmp_path), dim=8)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e3])
+def test_search_finds_damaged_vectors(tmp_path: Path, value: float) -> None:
+    store = Flat(path=str(tmp_path), dim=8)
+    store.write(names(50), np.eye(8, dtype=np.float32)[np.arange(50) % 8], {})
+    store.close()
+    (file,) = tmp_path.glob("*.points")
+    row = np.eye(8, dtype=np.float32)[2].tobytes()
+    assert file.read_bytes().count(row) >= 6
+    file.write_bytes(file.read_bytes().replace(row, np.full(8, value, np.float32).tobytes(), 1))
+    with pytest.raises(UnimetricError, match=f"{file.name}: has a vector that is not of length 1"):
+        Flat(path=str(tmp_path), dim=8).search(unit(3, 8), 5)
+
+
 def test_full_disk_leaves_the_store_unchanged(tmp_path: Path, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
     store = Flat(path=str(tmp_path), dim=8)
     store.write(names(5), unit(5, 8), {})

@@ -32,6 +32,8 @@ _LARGE, _SCORES = 1 << 28, 1 << 25
 _CHEAP = 1 << 25
 #: Queries and rows of a block of scores.
 _QUERIES, _ROWS = 512, 65536
+#: Highest score of two vectors of length 1, with room for their rounding.
+_HIGHEST = 1.01
 #: Fraction of dead rows from which `finish` rewrites a shard.
 _DEAD = 0.1
 
@@ -325,6 +327,9 @@ class Flat(Store):
         for start in range(0, len(queries) if depth else 0, _QUERIES):
             some = torch.from_numpy(queries[start : start + _QUERIES])
             values, found = self._search_shards(some, depth, shards)
+            if not (values <= _HIGHEST).all():  # also false for nan, which sorts first
+                index = int(found[~(values <= _HIGHEST)][0]) >> 32
+                raise UnimetricError(f"{self._shards[index].path}: has a vector that is not of length 1", DAMAGED_INDEX)
             scores[start : start + len(some), : values.shape[1]] = values.numpy()
             for row, column in (values > -torch.inf).nonzero().tolist():
                 index, line = divmod(int(found[row, column]), 1 << 32)
