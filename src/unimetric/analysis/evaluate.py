@@ -19,6 +19,7 @@ from unimetric.analysis.compressed import check_compression, compress
 from unimetric.config import RunConfig, check_part, from_settings
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import check_writable, read_arrays, write_arrays
+from unimetric.geometry.pair_scores import FEWEST
 from unimetric.geometry.rerank import check_rerank, reranked
 from unimetric.geometry.space import GROUP_RULES, Space
 from unimetric.images.duplicates import describe_duplicates
@@ -165,7 +166,8 @@ def numbers_of(
 ) -> dict[str, float]:
     """Compute metrics of a space.
 
-    With a level, a metric that is a mean over queries also has the ends of its confidence interval, as `NAME/from` and `NAME/to`.
+    With a level, a metric that is a mean over queries also has the ends of its confidence interval, as `NAME/from` and `NAME/to`, unless
+    there are fewer than eight classes.
 
     Args:
         space: Embeddings and labels.
@@ -182,6 +184,8 @@ def numbers_of(
         _warn(_describe_unmatched(space))
     space = reranked(space) if rerank else space
     numbers = measure(space, metrics)
+    if level and space.classes < FEWEST:
+        _warn(f"no intervals over {space.classes} classes; they need {FEWEST}")
     for text in metrics if level else []:
         with contextlib.suppress(UnimetricError):  # a metric of the whole space has no interval
             numbers[f"{text}/from"], numbers[f"{text}/to"] = interval(space, text, level=level)

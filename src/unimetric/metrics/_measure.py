@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
 from unimetric.foreign import completed
+from unimetric.geometry.pair_scores import FEWEST
 from unimetric.geometry.space import Average, Space
 from unimetric.geometry.wilson import wilson
 from unimetric.spec import bind, find, parse
@@ -56,7 +57,8 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
     """Return a confidence interval of a metric over the choice of images.
 
     Only for metrics that are means over queries. "bootstrap" resamples whole classes, because
-    errors within a class are correlated (Efron and Tibshirani, 1993; percentiles). "wilson" is for
+    errors within a class are correlated (Efron and Tibshirani, 1993; percentiles). Fewer than eight
+    classes have no such interval: it would be too narrow. "wilson" is for
     metrics of 0 or 1 per query, such as recall, and needs no draws. It assumes independent queries,
     and is too narrow if they are not (Wilson, 1927).
 
@@ -77,7 +79,12 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
         if not ((value.each == 0) | (value.each == 1)).all():
             raise UnimetricError(f"Wilson's interval requires a fraction of queries, got `{text}`", "use `method='bootstrap'`")
         return wilson(value, len(value.each), level)
-    return bootstrap(*totals_by_class(value), level=level, draws=draws, seed=space.seed)
+    total, count = totals_by_class(value)
+    if len(count) < FEWEST:
+        raise UnimetricError(
+            f"an interval over classes needs queries of at least {FEWEST} classes, got {len(count)}", "use `method='wilson'` for recall"
+        )
+    return bootstrap(total, count, level=level, draws=draws, seed=space.seed)
 
 
 def totals_by_class(value: Average) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unimetric.config import better
+from unimetric.geometry.pair_scores import FEWEST
 from unimetric.geometry.space import Average, Space
 from unimetric.metrics import bootstrap, measure, totals_by_class
 from unimetric.spec import bind
@@ -41,11 +42,11 @@ def compare_scores(before: Score, after: Score, metric: str) -> dict[str, Any]:
 
     Returns:
         `metric`, `untrained`, `trained`, `gain`, and `from` and `to`: a 95% bootstrap interval over whole classes, both networks on
-        the same drawn classes. There is none if the metric is not a mean over queries.
+        the same drawn classes. There is none if the metric is not a mean over queries, or if there are fewer than eight classes.
     """
     sign = -1 if better(metric) == "lower" else 1
     found = {"metric": metric, "untrained": before["value"], "trained": after["value"], "gain": sign * (after["value"] - before["value"])}
-    if before.get("count") and before["count"] == after.get("count"):
+    if len(before.get("count", ())) >= FEWEST and before["count"] == after.get("count"):
         totals = [torch.tensor(each["total"], dtype=torch.float64) for each in (before, after)]
         low, high = bootstrap(sign * (totals[1] - totals[0]), torch.tensor(before["count"], dtype=torch.float64))
         found |= {"from": low, "to": high}
