@@ -39,17 +39,20 @@ def cache_folder() -> Path:
 
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock of a file, if the system supports locks.
+    """Wait until no other process holds the lock of a file or folder.
 
-    A process that ends releases the lock. The file remains.
+    A process that ends releases the lock. A file remains; it is created if there is nothing. Without effect on a system without locks.
     """
     if fcntl is None:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

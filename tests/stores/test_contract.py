@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,25 @@ def test_searches_accept_text_dictionaries_and_no_queries(opened: Open) -> None:
         store.search(points[:1], 3, 5)
     with pytest.raises(UnimetricError, match="`k` must be at least 1, got 0"):
         store.search(points[:1], 0)
+
+
+def test_several_writers_lose_nothing(opened: Open) -> None:
+    first = opened()
+    first.write(["first"], clustered(1, DIM), {})
+
+    def write(start: int) -> None:
+        store = opened()  # its own, as in another process
+        for each in range(start, start + 200, 20):
+            store.write([str(number) for number in range(each, each + 20)], clustered(20, DIM), {"even": [each % 40 == 0] * 20})
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(write, start) for start in (0, 200)]:
+            done.result()
+    assert sorted(each for ids, _, _ in opened().scan() for each in ids) == sorted(["first", *map(str, range(400))])
+    first.write(["last"], clustered(1, DIM), {})
+    first.delete(["0", "first"])
+    first.finish()
+    assert len(first) == len(opened()) == 400
 
 
 def test_wrong_points_change_nothing(opened: Open) -> None:

@@ -189,6 +189,15 @@ def test_search_finds_damaged_vectors(tmp_path: Path, value: float) -> None:
         Flat(path=str(tmp_path), dim=8).search(unit(3, 8), 5)
 
 
+def test_stores_of_other_kinds_are_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("lancedb")
+    for kind, other in (("flat", "lance"), ("lance", "flat")):
+        store = create("stores", kind, path=str(tmp_path / kind), dim=8)
+        store.write(["a"], unit(1, 8), {})
+        with pytest.raises(UnimetricError, match=f"is a store `{kind}`"):
+            create("stores", other, path=str(tmp_path / kind), dim=8)
+
+
 def test_full_disk_leaves_the_store_unchanged(tmp_path: Path, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
     store = Flat(path=str(tmp_path), dim=8)
     store.write(names(5), unit(5, 8), {})

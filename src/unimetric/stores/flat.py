@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unimetric.arguments import Count
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
-from unimetric.files import remove_stale, write_text
+from unimetric.files import remove_stale, wait_for_lock, write_text
 from unimetric.geometry.nearest import best, exactly
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
@@ -96,6 +96,8 @@ class Flat(Store):
             held = {"dim": int(found["dim"]), "dtype": str(found["dtype"])}
             following = int(found["next"])
         except FileNotFoundError:
+            if (self.path / "points.lance").exists():
+                raise UnimetricError(f"{self.path}: is a store `lance`", "use that store, or another folder") from None
             return {"columns": {}, "shards": [], "next": 0}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED_INDEX) from None
@@ -121,12 +123,27 @@ class Flat(Store):
         shard.dead = dead
         return shard
 
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Keep other writers out, and read what they have written.
+
+        Yields whether there was anything.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnimetricError(f"{self.path}: cannot be written: {error.strerror}", "use a folder that you can write to") from None
+        with wait_for_lock(self.path):
+            changed = self._read_manifest() != self._manifest
+            if changed:
+                self._open()
+            yield changed
+
     def _begin_writing(self) -> None:
         """Remove the files that a killed writer has left, once per process."""
         if self._writing:
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path)
             self._remove_unlisted()
         except OSError as error:
@@ -177,23 +194,29 @@ class Flat(Store):
         ids, vectors, values, kinds = check_points(ids, vectors, columns, dim=self.dim, held=self.columns)
         if not ids:
             return
-        self._begin_writing()
-        number, name = self._manifest["next"], f"{self._manifest['next']:08d}.points"
-        self._write_shard(name, ids, [vectors.astype(self._kind, copy=False)], values, kinds)
-        entries, shards = self._write_dead(number, self._rows_of(ids))
-        shard = Shard(self.path / name)
-        self._commit([*entries, {"name": name, "dead": ""}], [*shards, shard], number + 1, kinds)
-        if sum(each.rows < _SMALL for each in self._shards) > _FEW:
-            self._merge([index for index, each in enumerate(self._shards) if each.rows < _SMALL])
+        with self._alone() as changed:
+            if changed:  # there may be new columns
+                ids, vectors, values, kinds = check_points(ids, vectors, columns, dim=self.dim, held=self.columns)
+            self._begin_writing()
+            number, name = self._manifest["next"], f"{self._manifest['next']:08d}.points"
+            self._write_shard(name, ids, [vectors.astype(self._kind, copy=False)], values, kinds)
+            entries, shards = self._write_dead(number, self._rows_of(ids))
+            shard = Shard(self.path / name)
+            self._commit([*entries, {"name": name, "dead": ""}], [*shards, shard], number + 1, kinds)
+            if sum(each.rows < _SMALL for each in self._shards) > _FEW:
+                self._merge([index for index, each in enumerate(self._shards) if each.rows < _SMALL])
 
     def delete(self, ids: Sequence[str]) -> None:
-        rows = self._rows_of(list(dict.fromkeys(check_ids(ids))))
-        if not rows:
+        ids = list(dict.fromkeys(check_ids(ids)))
+        if not self.path.is_dir():
             return
-        self._begin_writing()
-        entries, shards = self._write_dead(self._manifest["next"], rows)
-        self._commit(entries, shards, self._manifest["next"] + 1, self.columns)
-        self._remove_unlisted()
+        with self._alone():
+            rows = self._rows_of(ids)
+            if rows:
+                self._begin_writing()
+                entries, shards = self._write_dead(self._manifest["next"], rows)
+                self._commit(entries, shards, self._manifest["next"] + 1, self.columns)
+                self._remove_unlisted()
 
     def _write_shard(
         self, name: str, ids: Sequence[str], parts: Sequence[np.ndarray], values: Mapping[str, Sequence[Any]], kinds: Mapping[str, type]
@@ -204,6 +227,12 @@ class Flat(Store):
 
     def finish(self) -> None:
         """Merge small shards if they are few bytes or many, and rewrite those with dead rows."""
+        with self._alone() if self.path.is_dir() else nullcontext():
+            self._compact()
+        files = [file for each in self._manifest["shards"] for file in each.values() if file]
+        self.report = {"points": len(self), "bytes": sum((self.path / file).stat().st_size for file in files), "recall": 1.0}
+
+    def _compact(self) -> None:
         small = [index for index, each in enumerate(self._shards) if each.rows < _SMALL]
         size = sum(self._shards[index].rows for index in small) * self.dim * self._kind.itemsize
         several = len(small) > 1 and (size < _CHEAP or 2 * len(small) > _FEW)
@@ -219,8 +248,6 @@ class Flat(Store):
             index += 1
         if self._writing:
             self._remove_unlisted()
-        files = [file for each in self._manifest["shards"] for file in each.values() if file]
-        self.report = {"points": len(self), "bytes": sum((self.path / file).stat().st_size for file in files), "recall": 1.0}
 
     def _merge(self, chosen: Sequence[int]) -> None:
         """Replace some shards by one per group of about `_LARGE` bytes.

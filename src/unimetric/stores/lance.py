@@ -27,6 +27,8 @@ from unimetric.stores._where import Filter, Where, read_filter, to_text
 #: Version of the layout, in the metadata of the table.
 _FORMAT = 1
 _TABLE = "points"
+#: Attempts of a write while other processes write.
+_ATTEMPTS = 20
 #: With fewer points, or fewer that pass a filter, an exact scan is about as fast as an index.
 _INDEXED = 20_000
 #: Points per partition of the index, and bits per dimension of its vectors.
@@ -83,6 +85,8 @@ class Lance(Store):
             import pyarrow as pa
         except ImportError:
             raise UnimetricError("the store `lance` needs LanceDB", "pip install 'unimetric[lance]'") from None
+        if (self.path / "manifest.json").exists():
+            raise UnimetricError(f"{self.path}: is a store `flat`", "use that store, or another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         database = lancedb.connect(str(self.path))
         # A killed creation leaves a folder without any version, which the database lists but cannot open.
@@ -141,6 +145,17 @@ class Lance(Store):
     # --- Writing ------------------------------------------------------------------------------------------
 
     def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._write_once(ids, vectors, columns)
+                return
+            except Unavailable as error:
+                if "commit conflict" not in error.message or attempt == _ATTEMPTS - 1:
+                    raise
+            with self._errors():
+                self._table.checkout_latest()  # another process has changed the table in between
+
+    def _write_once(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         import pyarrow as pa
 
         held = self.columns
