@@ -136,6 +136,9 @@ def test_every_input_is_named() -> None:
     with pytest.raises(UnimetricError, match="`puma` has no input `backbon`") as caught:
         create("adapters", "puma", backbon=None)
     assert "`backbone`" in caught.value.hint
+    with pytest.raises(UnimetricError, match="`flat` has no input `dtype`") as caught:
+        create("stores", "flat", path="x", dim=8, dtype="int8")
+    assert caught.value.hint == "write it into the text: `create('stores', \"flat(dtype='int8')\")`"
 
 
 @pytest.mark.parametrize(

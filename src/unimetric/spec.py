@@ -398,7 +398,11 @@ def _inputs(kind: str, text: str, given: dict[str, Any]) -> dict[str, Any]:
     parameters = {key: each for key, each in declared.parameters.items() if declared.is_input(each)}
     for key in given:
         if key not in parameters:
-            raise UnimetricError(f"`{text}` has no input `{key}`", closest(key, [*parameters, *offered_to(kind)]))
+            written = f'write it into the text: `create({kind!r}, "{parse(text).name}({key}={given[key]!r})")`'
+            raise UnimetricError(
+                f"`{text}` has no input `{key}`",
+                written if key in declared.configured else closest(key, [*parameters, *offered_to(kind)]),
+            )
     for key, parameter in parameters.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if key not in given and parameter.default is parameter.empty and not variadic:

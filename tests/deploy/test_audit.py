@@ -33,6 +33,8 @@ def test_audit_of_one_kind_with_settings(index: Path, tmp_path: Path) -> None:
     page = (tmp_path / "a.html").read_text()
     assert page.count('class="group"') == 1 and "a.outliers.csv" in page
     assert not (tmp_path / "a.clusters.csv").exists()
+    found = audit(index, tmp_path / "a.html", audits=["outliers(spread=1e6)"])
+    assert not found["outliers(spread=1e6)"].rows and not (tmp_path / "a.outliers.csv").exists()  # of the audit before
 
 
 def test_audit_rejects_wrong_arguments(index: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def export(
         export_as(run, out, note=display.line, progress=lambda done, total: display.step("comparing", done, total), **options, **overrides)
         size = sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
         display.line(f"{out}: {size / 2**20:,.1f} MiB")
-        if out.is_file():
+        if out.is_file() and out.suffix != ".pt2":  # opening one may run code, so `evaluate` does not
             display.line(f'evaluate it with: unimetric evaluate {out}; add "dataset=..." if the images are elsewhere on that machine')
     if push:
         print(push_folder(out, push))

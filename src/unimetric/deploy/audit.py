@@ -75,6 +75,8 @@ def audit(
         for text, findings in found.items():
             if findings.rows:
                 write_text(files[text], as_csv(findings))
+            else:  # no file of an earlier audit, whose findings have been fixed
+                files[text].unlink(missing_ok=True)
         write_text(out, as_html(found, note, files, index, most=most, progress=gallery.progress))
     return found
 
