@@ -80,7 +80,8 @@ def test_old_pack_opens_with_the_same_images() -> None:
 
 
 @pytest.mark.parametrize("part", ["test", "train"])
-def test_old_run_evaluates_to_the_same_numbers(data: Path, part: str) -> None:
+def test_old_run_evaluates_to_the_same_numbers(data: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.metrics._measure.FEWEST", 1)  # its interval is that of few classes
     expected = NUMBERS["evaluate"][part]
     metrics = [text for text in expected if "/" not in text]
     assert_same(evaluate("runs/finished", metrics=metrics, part=part, level=0.95), expected)
