@@ -4,7 +4,7 @@
 
     {{ table: NAME }}                                a table with its caption
     {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
-    {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows
+    {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and their number
     {{ verdict: TABLE > COLUMN > A over B, C ; T }}  verdict and evidence: whether row A exceeds rows B and C; T if runs are missing
     {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
 """
