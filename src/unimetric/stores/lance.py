@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,7 @@ from unimetric.stores._where import Filter, Where, read_filter, to_text
 #: Version of the layout, in the metadata of the table.
 _FORMAT = 1
 _TABLE = "points"
-#: Attempts of a write while other processes write.
+#: Attempts of a change while other processes change the table.
 _ATTEMPTS = 20
 #: With fewer points, or fewer that pass a filter, an exact scan is about as fast as an index.
 _INDEXED = 20_000
@@ -145,15 +146,19 @@ class Lance(Store):
     # --- Writing ------------------------------------------------------------------------------------------
 
     def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
+        self._repeat(functools.partial(self._write_once, ids, vectors, columns))
+
+    def _repeat(self, change: Callable[[], None]) -> None:
+        """Change the table, and try again if another process has changed it in between."""
         for attempt in range(_ATTEMPTS):
             try:
-                self._write_once(ids, vectors, columns)
+                change()
                 return
             except Unavailable as error:
                 if "commit conflict" not in error.message or attempt == _ATTEMPTS - 1:
                     raise
             with self._errors():
-                self._table.checkout_latest()  # another process has changed the table in between
+                self._table.checkout_latest()
 
     def _write_once(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         import pyarrow as pa
@@ -175,8 +180,11 @@ class Lance(Store):
 
     def delete(self, ids: Sequence[str]) -> None:
         if len(ids):
-            with self._errors():
-                self._table.delete(_among(check_ids(ids)))  # one expression, because each call is a transaction
+            self._repeat(functools.partial(self._delete_once, _among(check_ids(ids))))  # one expression, because each call is a transaction
+
+    def _delete_once(self, condition: str) -> None:
+        with self._errors():
+            self._table.delete(condition)
 
     # --- Searching ----------------------------------------------------------------------------------------
 
