@@ -85,10 +85,12 @@ class Results:
         return chosen
 
     def values(self, table: Table, row: Table, column: Table) -> list[Any]:
-        """Return the values of a cell, one per run."""
+        """Return the values of a cell, one per run; of a text, the number that it begins with."""
         if "ags" in column:
             scores = [self.values(table, row, {"metric": column["metric"], "of": key}) for key in column["ags"]]
             return [ags(list(column["ags"].values()), list(seed)) for seed in zip(*scores, strict=True)]
+        if "text" in column:
+            return [float(number) / column.get("scale", 100) for number in re.findall(r"^[\d.]+", str(row.get(column["text"], "")))]
         names = row.get(column.get("of", "runs"), [])
         if column.get("optional"):  # a metric of the training images, which some runs lack, and every variant of a head
             names = [name for name in names if column["metric"] in self.runs[name].get("train", {}) and "variant" not in row]
@@ -250,12 +252,20 @@ class Results:
         with Canvas(path, width=7, height=4.5, rows=1, columns=1) as panels:
             axes = panels[0, 0]
             points = self.points(table, first, second)
-            for number, label in enumerate(sorted(points, key=lambda label: points[label])):
-                axes.plot(*points[label], "o", color="C0")
-                offset = (4, -10) if number % 2 else (4, 4)  # the labels of neighbors overlap otherwise
-                axes.annotate(label, points[label], xytext=offset, textcoords="offset points", fontsize="x-small")
+            axes.plot(*zip(*points.values(), strict=True), "o", color="C0")
             axes.margins(x=0.2)
             axes.set(xlabel=x_label, ylabel=y_label)
+            axes.figure.draw_without_rendering()  # moves the axes to their final place
+            taken: list[Any] = []
+            for label, point in sorted(points.items(), key=lambda item: item[1]):
+                for x, y in ((4, 4), (4, -10), (-4, 4), (-4, -10)):  # the first place that is free, otherwise the last
+                    side = "left" if x > 0 else "right"
+                    text = axes.annotate(label, point, (x, y), textcoords="offset points", fontsize="x-small", ha=side)
+                    if (box := text.get_window_extent()).count_overlaps(taken) == 0:
+                        break
+                    if (x, y) != (-4, -10):
+                        text.remove()
+                taken.append(box)
 
     def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
         """Draw a metric against the distance of the splits, one color per row; the values of the paper are dashed."""

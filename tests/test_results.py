@@ -344,6 +344,12 @@ def test_correlation_and_points_have_the_rows_with_both_values(tmp_path: Path) -
     assert (tmp_path / "f.png").stat().st_size > 0
 
 
+def test_a_text_counts_as_the_number_that_it_begins_with(tmp_path: Path) -> None:
+    tables = TABLE.replace("63.1", "64.9±0.4").replace('runs = "b"', 'runs = "b", paper = "none"')
+    found = results(tmp_path, tables, RUNS)
+    assert found.means(found.tables["t"], "paper") == {"three": 64.9}
+
+
 def test_best_epoch_may_be_selected_by_another_metric(tmp_path: Path) -> None:
     run = stored(0.1, 0.7, 0.6)
     run["curve"]["validation/recall"] = [0.1, 0.8, 0.9]
