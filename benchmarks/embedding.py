@@ -1,12 +1,12 @@
-"""Embedding on a CPU: plain torch in float32, what Unimetric does, also in bfloat16 or compiled, and onnxruntime.
+"""Embedding on a CPU: plain torch in float32, what Unimetric does, also in 16 bits or compiled, and onnxruntime.
 
     python benchmarks/embedding.py
     python benchmarks/embedding.py --networks efficientnet_lite --batch 8 --ways "plain torch" unimetric compiled
 
-`bfloat16` is `precision=bf16-mixed` (by default only on a CPU with instructions for it). Plain torch has the default memory layout and
-the default allocator. Unimetric stores images with channels last, and lets the C library keep freed memory. The allocator is set for a
-whole process, so each way has its own one. They take turns on the same images. The table has the processor time and the wall clock per
-image, of the best and the median turn, and the largest difference of a coordinate of the normalized embedding from plain torch.
+`bfloat16` and `float16` are torch's autocast (by default only on a CPU with instructions for them). Plain torch has the default memory
+layout and the default allocator. Unimetric stores images with channels last, and lets the C library keep freed memory. The allocator is
+set for a whole process, so each way has its own one. They take turns on the same images. The table has the processor time and the wall
+clock per image, of the best and the median turn, and the largest difference of a coordinate of the normalized embedding from plain torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from _machine import Stolen, processor
 from unimetric.runs.device import keep_freed_memory
 from unimetric.spec import create
 
-WAYS = ("plain torch", "unimetric", "bfloat16", "compiled", "onnxruntime")
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+WAYS = ("plain torch", "unimetric", *HALVES, "compiled", "onnxruntime")
 
 
 def images(batch: int) -> torch.Tensor:
@@ -53,14 +54,10 @@ def prepare(way: str, network: str, batch: int) -> Callable[[], np.ndarray]:
         backbone, given = (each.to(memory_format=torch.channels_last) for each in (backbone, given))
     if way == "compiled":
         backbone = torch.compile(backbone)
-    if way == "bfloat16":
-        return lambda: run_in_half(backbone, given).float().numpy()
+    if way in HALVES:
+        run = torch.autocast("cpu", dtype=HALVES[way])(backbone.forward)
+        return lambda: run(given).float().numpy()
     return lambda: backbone(given).numpy()
-
-
-@torch.autocast("cpu", dtype=torch.bfloat16)
-def run_in_half(backbone: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
-    return backbone(given)
 
 
 def serve(pipe: Connection, way: str, network: str, batch: int, threads: int) -> None:
@@ -112,7 +109,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    hidden = ("compiled",) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ("compiled", "bfloat16")
+    known = {"bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(), "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported()}
+    hidden = ["compiled", *(way for way in HALVES if not known[way])]
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way not in hidden])
     arguments = parser.parse_args()
     print(processor())
