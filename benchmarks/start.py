@@ -30,7 +30,10 @@ SETTINGS = {
 
 def turn(arguments: list[str]) -> None:
     """Train until the first step has ended, and print the time of each part."""
-    from unimetric.training import loop
+    from unimetric.cli.imports import importing
+
+    with importing():  # as `train` does
+        from unimetric.training import loop
 
     times = {"import": time.time() - float(os.environ["BEGUN"])}
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unimetric.cli.imports import importing
 from unimetric.cli.options import Settings, read_overrides
 from unimetric.errors import Interrupted, UnimetricError
 
@@ -61,12 +62,13 @@ def index(
     - `unimetric index runs/mine "s3://bucket/{000..009}.tar" --out my.index`
     - `unimetric index runs/mine images/ --out my.index --ray auto --workers 8 --gpus 1 --cpus 8`
     """
-    import torch
+    with importing():
+        import torch
 
-    from unimetric.deploy.building import build
-    from unimetric.deploy.facts import UNREADABLE, Facts
-    from unimetric.runs.device import peak_memory
-    from unimetric.runs.display import Display
+        from unimetric.deploy.building import build
+        from unimetric.deploy.facts import UNREADABLE, Facts
+        from unimetric.runs.device import peak_memory
+        from unimetric.runs.display import Display
 
     overrides = read_overrides(settings, index)
     cluster = _read_cluster(ray, workers, gpus, cpus, shards)
@@ -118,7 +120,8 @@ def search(
     - `unimetric search my.index query.jpg -k 10`
     - `unimetric search my.index more/*.jpg --where "label='boot' and price < 50" --json`
     """
-    from unimetric.deploy.index import Index
+    with importing():
+        from unimetric.deploy.index import Index
 
     with Index.open(folder, device=device) as opened:
         if opened.facts.state == "building":

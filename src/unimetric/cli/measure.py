@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unimetric.cli.imports import importing
 from unimetric.cli.index import evaluate_stored, is_index
 from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError, closest
@@ -78,12 +79,13 @@ def evaluate(
     - `unimetric evaluate my.index --metrics "recall(k=1); map_at_r"`
     - `unimetric evaluate "timm(name='resnet50.tv_in1k', pretrained=True)" dataset=cub200`
     """
-    from unimetric.analysis.evaluate import evaluate as run
-    from unimetric.analysis.evaluate import evaluate_file
-    from unimetric.config import from_settings
-    from unimetric.runs.display import Display
-    from unimetric.runs.exported import format_of
-    from unimetric.spec import names
+    with importing():
+        from unimetric.analysis.evaluate import evaluate as run
+        from unimetric.analysis.evaluate import evaluate_file
+        from unimetric.config import from_settings
+        from unimetric.runs.display import Display
+        from unimetric.runs.exported import format_of
+        from unimetric.spec import names
 
     check_outputs(out)
     texts = _specs(metrics)

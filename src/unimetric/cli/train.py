@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unimetric.cli.imports import importing
 from unimetric.cli.options import Settings, read_overrides
 from unimetric.errors import UnimetricError
 
@@ -70,8 +71,9 @@ def train(
     - `unimetric train cub200_margin seed=3 "loss=margin(beta=0.6)" --out runs/a`
     - `unimetric train dataset=cub200 "metrics=recall(k=1); map_at_r"`
     """
-    from unimetric.training.loop import train as run
-    from unimetric.training.scores import format_gain
+    with importing():
+        from unimetric.training.loop import train as run
+        from unimetric.training.scores import format_gain
 
     run_config = _load(config, settings, quiet=quiet)
     folder = out or Path("runs") / run_config.run_id
@@ -147,6 +149,7 @@ def demo(
 
     - `unimetric demo`
     """
-    from unimetric.training.demo import demo as run
+    with importing():
+        from unimetric.training.demo import demo as run
 
     run(out)

@@ -1,0 +1,61 @@
+"""Imports of the commands: without garbage collection until PyTorch is loaded."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from unimetric.cli.imports import importing
+
+
+def run(code: str) -> None:
+    """Run code in a process that has not imported PyTorch."""
+    done = subprocess.run([sys.executable, "-c", f"import gc, sys\n{code}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_pauses_collection_and_freezes_the_objects() -> None:
+    run(
+        "from unimetric.cli.imports import importing\n"
+        "with importing():\n"
+        "    assert not gc.isenabled()\n"
+        "    kept = [[] for _ in range(1000)]\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 1000\n"
+        "assert not any(each is kept for each in gc.get_objects())"
+    )
+
+
+def test_importing_enables_collection_after_an_error() -> None:
+    run(
+        "from unimetric.cli.imports import importing\n"
+        "try:\n"
+        "    with importing():\n"
+        "        import no_such_module\n"
+        "except ModuleNotFoundError:\n"
+        "    sys.exit(not gc.isenabled())\n"
+        "sys.exit('no error')"
+    )
+
+
+@pytest.mark.parametrize("words", [["train", "no_such"], ["search", "no_such", "a.jpg"]])
+def test_commands_freeze_the_objects_of_pytorch(words: list[str]) -> None:
+    run(
+        "from unimetric.cli import main\n"
+        f"sys.argv = ['unimetric', *{words}]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    sys.exit(not (gc.isenabled() and gc.get_freeze_count() > 100_000))"
+    )
+
+
+def test_importing_does_nothing_once_pytorch_is_loaded() -> None:
+    import torch  # noqa: F401
+
+    frozen = gc.get_freeze_count()
+    with importing():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
