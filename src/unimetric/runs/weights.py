@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,60 @@ class Trained:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write tensors, notes (JSON) and the hash of both atomically."""
+    _write_copies(path, _copy_to_host(tensors), json.dumps(notes))
+
+
+def _copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that share no memory with the tensors or with each other."""
+    plain = torch.contiguous_format
+    return {key: value.detach().to("cpu", copy=True, memory_format=plain) for key, value in tensors.items()}
+
+
+def _write_copies(path: Path, tensors: dict[str, Tensor], notes: str) -> None:
     with atomic(path) as temporary:
-        ready = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-        text = json.dumps(notes)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         try:
-            save_file(ready, temporary, {"notes": text, "sha256": hash_tensors(ready, text).hex()})
+            save_file(tensors, temporary, {"notes": notes, "sha256": hash_tensors(tensors, notes).hex()})
         except SafetensorError as error:  # safetensors reports a full disk this way
             raise OSError(str(error)) from None
-        mask = os.umask(0o077)  # the only way to read the mask is to set it
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # safetensors writes files that only the owner can read
+        temporary.chmod(mode)  # safetensors writes files that only the owner can read
+
+
+class TensorWriter:
+    """Writer of tensors in a thread, so that training need not wait for the disk.
+
+    It writes one file at a time. Leaving its context waits for the last one.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+
+    def write(self, path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        """Copy tensors, and start to write the copies as `write_tensors` does.
+
+        Args:
+            path: File to write.
+            tensors: Tensors by name. They may change afterwards.
+            notes: Notes (JSON).
+        """
+        self.wait()
+        self._pending = self._pool.submit(_write_copies, path, _copy_to_host(tensors), json.dumps(notes))
+
+    def wait(self) -> None:
+        """Wait until the last file is complete; raise an error if it cannot be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown()
+        if kind is None:  # otherwise, the error of the run is the one to report
+            self.wait()
 
 
 def read_tensors(path: Path, hint: str = "remove the file to restart from scratch") -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -104,6 +104,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
     """
     fabric = state.fabric
     check_finite_weights(state, folder)
+    state.writer.wait()  # a checkpoint must not name a best epoch whose weights may be lost
     whole = join_shards(parts=state.parts, optimizers=state.optimizers)
     if fabric.global_rank == 0:
         save(
@@ -119,7 +120,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
 
 
 def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None:
-    """Write the weights of the best epoch.
+    """Start to write the weights of the best epoch.
 
     Args:
         state: State of the run.
@@ -130,7 +131,7 @@ def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None
     notes: dict[str, Any] = {"metrics": line, "settings": settings_of(state.config)}
     if state.config.adapter:
         notes["backbone"] = state.config.backbone
-    write_tensors(folder / "model.safetensors", state.trained.state_dict(), notes)
+    state.writer.write(folder / "model.safetensors", state.trained.state_dict(), notes)
 
 
 def check_finite_weights(state: TrainingState, folder: Path) -> None:

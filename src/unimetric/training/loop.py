@@ -60,6 +60,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         if main:
             held.enter_context(lock_run_folder(config, folder, device=fabric.device))
             write_skipped(state, folder)
+            held.enter_context(state.writer)
 
         # --- Resume, or evaluate the starting point -----------------------------------------------------
         progress = resume(state, folder)

@@ -23,7 +23,7 @@ from unimetric.runs.display import Display
 from unimetric.runs.embed import embed, space_of
 from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, read_watched, readable
-from unimetric.runs.weights import Trained
+from unimetric.runs.weights import TensorWriter, Trained
 from unimetric.samplers import occurrence, rank_slice
 from unimetric.spec import bind, create
 from unimetric.training.build import build_objective, build_optimizer, check_sizes
@@ -60,6 +60,7 @@ class TrainingState:
         untrained: Scores of the raw backbone: `test`, and one per other dataset.
         test_score: Score of the last evaluation on the test classes.
         warming: Whether the current epoch is a warm-up epoch.
+        writer: Writer of the weights of the best epoch.
     """
 
     config: RunConfig
@@ -85,6 +86,7 @@ class TrainingState:
     untrained: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     test_score: dict[str, Any] = field(default_factory=dict, init=False)
     warming: bool = field(default=False, init=False)
+    writer: TensorWriter = field(default_factory=TensorWriter, init=False)
 
     @property
     def parts(self) -> dict[str, Any]:
