@@ -1,4 +1,4 @@
-"""Files of tensors that a thread writes while a run continues."""
+"""Weights: files that a thread writes while a run continues, and models that are loaded without drawing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.runs import weights
-from unimetric.runs.weights import TensorWriter, read_tensors, write_tensors
+from unimetric.runs.folder import open_run
+from unimetric.runs.model import build_model
+from unimetric.runs.weights import FINGERPRINT, TensorWriter, Undrawn, read_tensors, write_tensors
 from unimetric.training.loop import train
 
 
@@ -62,3 +66,52 @@ def test_best_weights_are_complete_before_a_checkpoint(config: RunConfig, tmp_pa
     monkeypatch.setattr(weights, "_write_copies", write_and_record)
     train(replace(config, epochs=1, evaluate_every=1), tmp_path / "run", quiet=True)
     assert order[0] == "model.safetensors" and order[-1] == "checkpoint.safetensors"
+
+
+class _Calls(TorchFunctionMode):
+    """Functions of PyTorch that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[Any] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Net(nn.Module):
+    """Parameters and buffers with random values, and a buffer that no state contains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.token = nn.Linear(64, 64), nn.Parameter(torch.full((64,), 3.0))
+        nn.init.normal_(self.layer.bias)
+        nn.init.trunc_normal_(self.token)
+        nn.init.orthogonal_(self.layer.weight)
+        self.register_buffer("noise", torch.zeros(64).normal_(), persistent=False)
+
+
+def test_undrawn_leaves_parameters_and_draws_buffers() -> None:
+    with _Calls() as calls, Undrawn():
+        net = _Net()
+    assert calls.seen & weights._DRAWS == {Tensor.normal_}  # of the buffer, and of a temporary tensor
+    assert (net.token == 2).all()  # the bound of `trunc_normal_`
+    assert net.noise.std() > 0.5
+    state = _Net().state_dict()
+    net.load_state_dict(state)
+    assert all(torch.equal(net.state_dict()[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize(("adapter", "drawn"), [("", False), ("vpt(length=2)", True)])
+def test_open_run_draws_only_weights_that_are_not_stored(adapter: str, drawn: bool, config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, epochs=1, backbone="timm(name='vit_tiny_patch16_224', image_size=32)", adapter=adapter)
+    train(config, tmp_path / "run", quiet=True)
+    stored = read_tensors(tmp_path / "run" / "model.safetensors")[0]
+    expected = build_model(config).state_dict() | stored
+    expected.pop(FINGERPRINT, None)
+    with _Calls() as calls:
+        found = open_run(tmp_path / "run")[1].state_dict()
+    assert (Tensor.erfinv_ in calls.seen) is drawn
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

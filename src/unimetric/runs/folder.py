@@ -24,7 +24,7 @@ from unimetric.images.table import Table
 from unimetric.runs.device import VERSION, peak_memory
 from unimetric.runs.model import build_model
 from unimetric.runs.record import check_files, check_images, finished_lines, seal_files
-from unimetric.runs.weights import Trained, read_tensors
+from unimetric.runs.weights import Trained, Undrawn, read_tensors
 from unimetric.spec import bind, find, parse, signature, text_of
 
 try:
@@ -54,9 +54,10 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
     own = load(folder / "config.toml")
     config = from_settings(asdict(own) | {"backbone": backbone}, str(folder)) if backbone else own
     config = overridden(config, {"head": head} if head else {}, folder)
-    with ThreadPoolExecutor(1) as pool:  # the file is hashed while the model draws its first weights
+    with ThreadPoolExecutor(1) as pool:  # the file is hashed while the model is built
         reading = pool.submit(read_tensors, weights, "restore the file, or train the run again in a new folder")
-        model = build_model(config)
+        with contextlib.nullcontext() if config.adapter else Undrawn():  # the file does not contain frozen weights
+            model = build_model(config)
     tensors, notes = reading.result()
     check_settings(own, notes, weights)
     if epoch == "last":

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import atomic
@@ -108,6 +109,27 @@ def _write_copies(path: Path, tensors: dict[str, Tensor], notes: str) -> None:
         except SafetensorError as error:  # safetensors reports a full disk this way
             raise OSError(str(error)) from None
         temporary.chmod(mode)  # safetensors writes files that only the owner can read
+
+
+#: Functions that draw or truncate random values in place. Other functions of `nn.init` call the methods.
+_DRAWS = {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
+
+
+class Undrawn(TorchFunctionMode):
+    """Context in which parameters are not drawn, for a model that is loaded afterwards.
+
+    Drawing the parameters of ViT-S takes two seconds of a CPU core, and those of ViT-B seven, most of it in the inverse error function
+    of truncated normal values. Buffers are drawn, because a state need not contain them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the parameter unchanged instead of calling a function that draws its values."""
+        values = kwargs or {}
+        if func in _DRAWS:
+            tensor = args[0] if args else values["tensor"]  # the functions of `nn.init` pass it by name
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **values)
 
 
 class TensorWriter:
