@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 from PIL import Image
 
 #: Two processes that exit while workers run. Both are forks, so that PyTorch is imported once.
@@ -41,3 +42,34 @@ def test_exit_stops_running_workers_silently(tmp_path: Path) -> None:
     # Without `_stop_workers`, nearly every exit of these processes prints an error.
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+#: A process whose workers are started by a fork server, as in Python 3.14. It prints the ids of all of them.
+SERVED = """
+import multiprocessing
+import time
+
+from torch.utils.data import DataLoader
+
+from unimetric.images.workers import isolate_worker, start_workers
+
+if __name__ == "__main__":
+    loader = DataLoader(range(10**9), num_workers=2, worker_init_fn=isolate_worker, multiprocessing_context="forkserver")
+    arriving = start_workers(loader)
+    next(arriving)
+    print(multiprocessing.forkserver._forkserver._forkserver_pid, *(worker.pid for worker in arriving._workers), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_workers_of_a_fork_server_end_with_a_killed_process(tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "served.py")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = [psutil.Process(int(number)) for number in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    left = psutil.wait_procs(started, timeout=20)[1]
+    for each in left:
+        each.kill()
+    assert len(started) == 3 and not left

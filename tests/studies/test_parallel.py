@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -214,3 +216,33 @@ def test_ctrl_c_saves_every_run(grid: Path, tmp_path: Path) -> None:
     while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
         assert time.monotonic() < end, "a process is left"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["process", "group"])
+def test_sigterm_saves_a_streamed_run_and_ends_workers(grid: Path, tmp_path: Path, send: Callable[[int, int], None]) -> None:
+    """A scheduler sends the signal to the main process, or to all processes."""
+    out = tmp_path / "runs"
+    words = [*UNIMETRIC, "bench", str(grid), "loss=margin", "seed=0", "epochs=2000", "residence=stream", "workers=2", "--out", str(out)]
+    bench = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + 200
+    children: list[psutil.Process] = []
+    parents: dict[int, int] = {}
+    try:
+        while not list(out.glob("*/checkpoint.safetensors")) or len(parents) < 5:  # resource tracker, fork server, run, two workers
+            assert bench.poll() is None and time.monotonic() < end, bench.communicate()
+            with suppress(psutil.NoSuchProcess):  # workers of the epoch before
+                children = psutil.Process(bench.pid).children(recursive=True)
+                parents = {child.pid: child.ppid() for child in children}
+        send(bench.pid, signal.SIGTERM)
+        errors = bench.communicate(timeout=120)[1]
+    finally:
+        bench.kill()
+        left = psutil.wait_procs(children, timeout=20)[1]
+        for each in left:
+            each.kill()
+    assert not left
+    assert bench.returncode == 130, errors
+    assert "stopped: the runs are saved; run the same command to resume them" in errors
+    assert "stopped: saved" in next((out / "logs").glob("*.txt")).read_text()
+    run = parents[children[-1].pid]
+    assert parents[parents[run]] == bench.pid, "a fork server of the run starts its workers, each with another import of torch"

@@ -6,8 +6,10 @@ Only the main process of a run handles signals.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +65,7 @@ def isolate_worker(worker: int) -> None:
     """Move a worker to a separate process group and ignore the signals of the run.
 
     The main process handles a signal by saving a checkpoint, and would end if a worker died of the
-    signal first.
+    signal first. The worker ends with the main process.
     """
     if not hasattr(os, "setpgid"):  # Windows
         return
@@ -72,3 +74,20 @@ def isolate_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # also discards pending signals
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the loader ends workers with SIGTERM
+    stop_with_parent()
+
+
+def stop_with_parent() -> None:
+    """Send this process SIGTERM when the process that started it ends.
+
+    PyTorch compares the id of the parent, which is that of a fork server if one starts the workers. A fork server does
+    not end before its workers, so that a killed run would leave both behind.
+    """
+
+    def wait_and_stop() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_and_stop, daemon=True).start()

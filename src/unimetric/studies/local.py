@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.runs.storage import absolute, finished, on_disk, read, write
@@ -22,6 +23,9 @@ from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
 from unimetric.studies.parallel import Slots
 from unimetric.studies.worker import work_apart
+
+if TYPE_CHECKING:
+    from unimetric.training.signals import Signals
 
 #: Number of attempts per run.
 TRIES = 2
@@ -42,6 +46,8 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     Returns:
         State of each run by id: `done` or `failed`.
     """
+    from unimetric.training.signals import Signals
+
     place = absolute(out)
     if on_disk(place) is None:
         raise UnimetricError(f"`--out` must be a folder of this machine, got {out}", "name a folder, or use a cluster with `--ray`")
@@ -51,8 +57,8 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     except OSError as error:
         raise UnimetricError(f"{out}: cannot be created: {error.strerror}", "choose another --out") from None
     save_run_labels(runs, place)
-    with Board(runs, place, quiet=quiet) as board:
-        execute(begin(runs, place, board, pictures=pictures), place, board, parallel=parallel, pictures=pictures)
+    with Signals() as signals, Board(runs, place, quiet=quiet) as board:
+        execute(begin(runs, place, board, pictures=pictures), place, board, signals, parallel=parallel, pictures=pictures)
         if not quiet:
             board.console.print(f"{board.summary()}; see {out}, or write a report: unimetric report {out}", soft_wrap=True, markup=False)
         return dict(board.states)
@@ -68,15 +74,16 @@ class _Child:
     logged: int
 
 
-def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, pictures: bool) -> None:
+def execute(runs: list[Run], place: str, board: Board, signals: Signals, *, parallel: int | str, pictures: bool) -> None:
     """Execute runs in separate processes, and show their states.
 
-    A run that fails is tried again; it does not stop the others. Ctrl-C stops all of them with their checkpoints.
+    A run that fails is tried again; it does not stop the others. Ctrl-C and SIGTERM stop all of them with their checkpoints.
 
     Args:
         runs: Unfinished runs.
         place: Folder of the study.
         board: Display of the states.
+        signals: Handler of the signals that stop the study.
         parallel: Number of runs at once, or `auto`.
         pictures: Whether each run saves what a report shows of its embedding.
     """
@@ -87,6 +94,9 @@ def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, p
     active: dict[str, _Child] = {}
     try:
         while waiting or active:
+            if signals.requested:
+                _stop(active, board)
+                raise Interrupted("the runs are saved; run the same command to resume them")
             device = slots.find() if waiting else None
             if device is not None:
                 run = waiting.pop(0)
@@ -115,9 +125,6 @@ def execute(runs: list[Run], place: str, board: Board, *, parallel: int | str, p
                     board.states[run_id] = "waiting"
                 else:
                     board.set(run_id, "failed", reason)
-    except KeyboardInterrupt:
-        _stop(active, board)
-        raise Interrupted("the runs are saved; run the same command to resume them") from None
     finally:
         for child in active.values():
             if child.process.is_alive():
@@ -185,7 +192,7 @@ def _start(run: Run, place: str, *, gpu: str, threads: int, pictures: bool) -> _
 def _stop(active: dict[str, _Child], board: Board) -> None:
     """Stop the runs, and wait up to a minute until they have saved themselves."""
     for child in active.values():
-        child.process.terminate()  # harmless if the child has received the terminal's signal
+        child.process.terminate()  # harmless if the child has received a signal of the terminal or a scheduler
     end = time.monotonic() + 60
     for run_id, child in active.items():
         child.process.join(max(0.0, end - time.monotonic()))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,10 +65,14 @@ def work_apart(
         threads: Number of threads of torch. 0 for its default.
         trust: Packages that the caller trusts; see `spec.trusting`.
     """
+    from unimetric.images.workers import stop_with_parent
+
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    # A fork server makes itself the default of its processes. Another one would import torch again for each worker of each epoch.
+    multiprocessing.set_start_method(None, force=True)
+    stop_with_parent()
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialized
     if threads:
@@ -85,11 +87,3 @@ def work_apart(
     except (Interrupted, KeyboardInterrupt) as stop:
         print(f"stopped: {stop}", file=sys.stderr)
         sys.exit(130)
-
-
-def _leave_with_parent() -> None:
-    """Send this process the signal to save and stop when its parent ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)

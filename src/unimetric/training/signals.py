@@ -14,7 +14,8 @@ from unimetric.images.workers import SIGNALS
 class Signals:
     """Context in which SIGINT and SIGTERM only request a stop.
 
-    A second signal has its usual effect.
+    A second SIGINT, from the keyboard, has its usual effect. A second SIGTERM has none: a scheduler sends one to every
+    process of a study, whose main process sends another one to its runs.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class Signals:
 
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
-        signal.signal(number, self.before[number])
+        if number != signal.SIGTERM:
+            signal.signal(number, self.before[number])
         # An evaluation may take half a minute until the run can stop. `print` is not allowed in a signal handler.
         os.write(2, b"\nstopping at the next checkpoint; press Ctrl-C again to stop now, without one\n")
 
