@@ -173,6 +173,22 @@ def test_hub_rejects_what_timm_cannot_express(config: RunConfig, tmp_path: Path)
     assert not (tmp_path / "hub").exists()
 
 
+def test_hub_rejects_a_network_before_evaluation(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "run", quiet=True)
+    monkeypatch.setattr("unimetric.deploy.export.evaluate", lambda *_, **__: pytest.fail("the run was evaluated"))
+    with pytest.raises(UnimetricError, match="requires a network of timm"):
+        export_as(tmp_path / "run", tmp_path / "hub", to="hub")
+
+
+@pytest.mark.parametrize("scores", [{"recall(k=1)": [0.5]}, {"recall(k=1)": [0.5, "high"]}, [0.5, 0.25], {}, None])
+def test_hub_rejects_damaged_curves(scores: Any, letters_run: Path, tmp_path: Path) -> None:
+    curve = tmp_path / "shift.json"
+    curve.write_text(json.dumps({"methods": {"letters": {"distances": [10.0, 20.0], "scores": scores}}}))
+    with pytest.raises(UnimetricError, match="not a report of `unimetric shift`"):
+        export_as(letters_run, tmp_path / "hub", to="hub", shift=curve)
+    assert not (tmp_path / "hub").exists()
+
+
 def test_push_uploads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -221,6 +237,10 @@ def test_images_keep_their_order(letters_run: Path) -> None:
         (["--to", "onnx", "--out", "mine"], "must be a .onnx file"),
         (["--to", "onx", "--out", "mine.onnx"], "no `onx` in formats"),
         (["--out", "mine", "--push", "a/b"], "requires `--to hub`"),
+        (["--to", "hub", "--out", "mine", "--push", "birds"], "must be `owner/name`, got `birds`"),
+        (["--to", "hub", "--out", "mine", "--push", "me/my birds"], "must be `owner/name`, got `me/my birds`"),
+        (["--to", "onnx", "--out", "mine.onnx", "--shift", "shift.json"], "`--shift` requires `--to hub`"),
+        (["--out", "mine", "--shift", "shift.json"], "`--shift` requires `--to hub`"),
         (["--out", "mine", "dataset=glyphs"], "requires `--to`"),
     ],
 )

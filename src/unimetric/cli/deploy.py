@@ -33,13 +33,16 @@ def export(
     - `unimetric export runs/mine --to "onnx(precision='int8')" --out mine.onnx`
     - `unimetric export runs/mine --to hub --out mine --push owner/name`
     """
+    from unimetric.deploy.export import check_repository, export_as, push_folder
     from unimetric.deploy.export import export as run_export
-    from unimetric.deploy.export import export_as, push_folder
     from unimetric.runs.display import Display
 
     overrides = read_overrides(settings, export)
-    if push and to.partition("(")[0] != "hub":
-        raise UnimetricError(f"`--push` requires `--to hub`, got `--to {to}`", "add `--to hub`")
+    for option, value in (("--push", push), ("--shift", shift)):
+        if value and to.partition("(")[0] != "hub":
+            raise UnimetricError(f"`{option}` requires `--to hub`, got `--to {to}`", f"use `--to hub`, or remove `{option}`")
+    if push:
+        check_repository(push)
     if not to:
         if overrides:
             raise UnimetricError(f"`{next(iter(overrides))}` requires `--to`", "remove it: the folder keeps the settings of the run")

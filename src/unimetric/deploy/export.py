@@ -136,15 +136,19 @@ def export_as(
     loss = loss_with_geometry(found, model.dim)
     geometry = place(torch.zeros(1, model.dim), loss, found.geometry)[1]["geometry"]
     notes = _describe(Path(run), config, model, geometry) | {"shift": read_curve(shift, run) if shift else {}}
-    if form.described and images:
-        notes |= {"intervals": _measure_intervals(run, backbone, progress, overrides)}
     notes["settings"] = asdict(_merge(config, model))
     model = Exportable(model.eval(), create("transforms", config.transform), normalize=geometry == "cosine").eval()
     comparison = Comparison(model, found, loss, images=images, force=force, note=note, progress=progress)
     # A format that rounds is useless if it loses the neighbors, so only a plain copy may be written without test images.
     if form.calibrated or (form.rounds and images and not force):
         _ = comparison.data
-    form.write(model, out, notes=notes, images=comparison.training_images, check=comparison.check)
+
+    def check(function: Embed) -> dict[str, Any]:
+        if form.described:
+            return {"intervals": _measure_intervals(run, backbone, progress, overrides)} if images else {}
+        return comparison.check(function)
+
+    form.write(model, out, notes=notes, images=comparison.training_images, check=check)
     return out
 
 
@@ -195,7 +199,11 @@ def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
         name = Path(run).name if Path(run).name in methods else next(iter(methods))
         if len(methods) > 1 and name != Path(run).name:
             raise UnimetricError(f"{path}: has no method `{Path(run).name}`", f"it has: {', '.join(methods)}")
-        return {key: methods[name][key] for key in ("distances", "scores")}
+        distances = np.array(methods[name]["distances"], float).tolist()
+        scores = {key: np.array(values, float).tolist() for key, values in methods[name]["scores"].items()}
+        if {len(values) for values in scores.values()} != {len(distances)}:
+            raise ValueError(f"`{name}` must have one score per distance and metric")
+        return {"distances": distances, "scores": scores}
     except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
         raise UnimetricError(f"{path}: not a report of `unimetric shift`: {error}", "use its `--out shift.json`") from None
 
@@ -210,6 +218,19 @@ def _measure_intervals(run: str | Path, backbone: str, progress: Progress | None
         return {}
 
 
+def check_repository(name: str) -> None:
+    """Raise an error unless a text can be the name of a repository of the hub: `owner/name`."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        valid = "/" in name
+    except HFValidationError:
+        valid = False
+    if not valid:
+        raise UnimetricError(f"`--push` must be `owner/name`, got `{name}`", "write `--push owner/name`")
+
+
 def push_folder(folder: str | Path, repository: str) -> str:
     """Upload a folder of `--to hub` to the Hugging Face hub.
 
@@ -222,8 +243,7 @@ def push_folder(folder: str | Path, repository: str) -> str:
     """
     import huggingface_hub
 
-    if repository.count("/") != 1 or not all(repository.split("/")):
-        raise UnimetricError(f"`--push` must be `owner/name`, got `{repository}`", "write `--push owner/name`")
+    check_repository(repository)
     hub = huggingface_hub.HfApi()
     try:
         address = hub.create_repo(repository, exist_ok=True)

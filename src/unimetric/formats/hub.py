@@ -48,8 +48,8 @@ class Hub(Format):
         network = _find_network(model.model)
         config = _describe_network(network, model)
         tensors = _tensors(network, model.model.head)
-        card = write_card(notes, network.pretrained_cfg)
         _compare(model, config, tensors)
+        card = write_card(notes | check(model.embed), network.pretrained_cfg)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / ".unfinished").touch()  # as `deploy.export` marks a folder that may be written again
