@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from unimetric.config import RunConfig
-from unimetric.runs import display
+from unimetric.errors import Interrupted
+from unimetric.runs import display, storage
 from unimetric.studies import local as studies
 from unimetric.studies import parallel
 from unimetric.studies.grid import Run, expand, read_grid
@@ -246,3 +247,18 @@ def test_sigterm_saves_a_streamed_run_and_ends_workers(grid: Path, tmp_path: Pat
     assert "stopped: saved" in next((out / "logs").glob("*.txt")).read_text()
     run = parents[children[-1].pid]
     assert parents[parents[run]] == bench.pid, "a fork server of the run starts its workers, each with another import of torch"
+
+
+def test_signal_at_the_end_of_a_study_stops_it(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search starts a study per trial, and would continue with the next one."""
+
+    def finished(place: str, run_id: str, **options: bool) -> bool:
+        done = storage.finished(place, run_id, **options)
+        if done:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    monkeypatch.setattr(studies, "finished", finished)
+    with pytest.raises(Interrupted, match="run the same command"):
+        study(read_grid(grid)[:1], tmp_path / "runs", pictures=False, quiet=True)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -93,10 +93,7 @@ def execute(runs: list[Run], place: str, board: Board, signals: Signals, *, para
     waiting, tries = list(runs), Counter[str]()
     active: dict[str, _Child] = {}
     try:
-        while waiting or active:
-            if signals.requested:
-                _stop(active, board)
-                raise Interrupted("the runs are saved; run the same command to resume them")
+        while (waiting or active) and not signals.requested:
             device = slots.find() if waiting else None
             if device is not None:
                 run = waiting.pop(0)
@@ -125,6 +122,9 @@ def execute(runs: list[Run], place: str, board: Board, signals: Signals, *, para
                     board.states[run_id] = "waiting"
                 else:
                     board.set(run_id, "failed", reason)
+        if signals.requested:  # also if the last run has ended meanwhile, because a search would start another one
+            _stop(active, board)
+            raise Interrupted("the runs are saved; run the same command to resume them")
     finally:
         for child in active.values():
             if child.process.is_alive():
