@@ -313,6 +313,13 @@ def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
         keep_probability([tmp_path / "vpt"], tmp_path / "keep.png")
 
 
+def test_prompt_figure_rejects_run_without_adapter(config: RunConfig, tmp_path: Path) -> None:
+    train(from_settings(asdict(config) | {"adapter": "", "epochs": 1}), tmp_path / "run", quiet=True)
+    with pytest.raises(UnimetricError, match="the adapter `none` has no prompt pool"):
+        prompt_preference(tmp_path / "run", tmp_path / "prompts.png")
+    assert not (tmp_path / "prompts.png").exists()
+
+
 def test_puma_with_tokens_trains_and_has_no_pool(config: RunConfig, tmp_path: Path) -> None:
     changed = from_settings(asdict(config) | {"adapter": "puma(rank=8, length=2, pool='tokens', keep=1.0)", "epochs": 1})
     train(changed, tmp_path / "run", quiet=True)

@@ -34,7 +34,8 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
     """
     config, model = open_run(run)
     if not model.backbone.pool_size:
-        raise UnimetricError(f"{run}: the adapter `{config.adapter}` has no prompt pool", "name a run with `puma` or `prompt_pool`")
+        adapter = config.adapter or "none"
+        raise UnimetricError(f"{run}: the adapter `{adapter}` has no prompt pool", "name a run with `puma` or `prompt_pool`")
     table, split = read_table(config)
     test, _ = readable(config, table, split.test)
     fabric = open_fabric(config)
