@@ -259,6 +259,7 @@ def test_signal_at_the_end_of_a_study_stops_it(grid: Path, tmp_path: Path, monke
         return done
 
     monkeypatch.setattr(studies, "finished", finished)
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="run the same command"):
         study(read_grid(grid)[:1], tmp_path / "runs", pictures=False, quiet=True)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
