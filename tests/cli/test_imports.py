@@ -6,8 +6,6 @@ import gc
 import subprocess
 import sys
 
-import pytest
-
 from unimetric.cli.imports import importing
 
 
@@ -40,11 +38,10 @@ def test_importing_enables_collection_after_an_error() -> None:
     )
 
 
-@pytest.mark.parametrize("words", [["train", "no_such"], ["search", "no_such", "a.jpg"]])
-def test_commands_freeze_the_objects_of_pytorch(words: list[str]) -> None:
+def test_a_command_freezes_the_objects_of_pytorch() -> None:
     run(
         "from unimetric.cli import main\n"
-        f"sys.argv = ['unimetric', *{words}]\n"
+        "sys.argv = ['unimetric', 'train', 'no_such']\n"
         "try:\n"
         "    main()\n"
         "except SystemExit:\n"

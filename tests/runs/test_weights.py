@@ -105,7 +105,7 @@ def test_undrawn_leaves_parameters_and_draws_buffers() -> None:
 
 @pytest.mark.parametrize(("adapter", "drawn"), [("", False), ("vpt(length=2)", True)])
 def test_open_run_draws_only_weights_that_are_not_stored(adapter: str, drawn: bool, config: RunConfig, tmp_path: Path) -> None:
-    config = replace(config, epochs=1, backbone="timm(name='vit_tiny_patch16_224', image_size=32)", adapter=adapter)
+    config = replace(config, epochs=1, backbone="timm(name='test_vit', image_size=32)", adapter=adapter)
     train(config, tmp_path / "run", quiet=True)
     stored = read_tensors(tmp_path / "run" / "model.safetensors")[0]
     expected = build_model(config).state_dict() | stored

@@ -140,7 +140,7 @@ def _headline(file: Path) -> str:
 def pack(
     dataset: Annotated[str, typer.Argument(help="Dataset spec string, such as `cub200` or `folder(root='images')`.")],
     out: Annotated[Path, typer.Option(help="Output file, with the extension .pack.")],
-    short_side: Annotated[int, typer.Option(help="Length of the shorter side in pixels; 0 keeps the original size.")] = 256,
+    short_side: Annotated[int, typer.Option(help="Length of the shorter side in pixels; 0: original size, as in the papers.")] = 256,
     encoding: Annotated[str, typer.Option(help="Image encoding: jpeg, webp, png (lossless) or raw (decoded).")] = "jpeg",
     quality: Annotated[int, typer.Option(help="Quality of JPEG and WebP, from 1 to 100.")] = QUALITY,
     workers: Annotated[int, typer.Option(help="Number of threads that decode and encode.")] = 2,
@@ -151,6 +151,7 @@ def pack(
     Examples:
 
     - `unimetric pack cub200 --out cub.pack`
+    - `unimetric pack cub200 --short-side 0 --out cub.pack`
     - `unimetric pack "folder(root='images')" --out images.pack --short-side 320 --encoding raw`
     """
     from unimetric.images.packing import write
