@@ -20,6 +20,7 @@ from unimetric.runs import weights
 from unimetric.runs.folder import open_run
 from unimetric.runs.model import build_model
 from unimetric.runs.weights import FINGERPRINT, TensorWriter, Undrawn, read_tensors, write_tensors
+from unimetric.training.build import check_fit
 from unimetric.training.loop import train
 
 
@@ -115,3 +116,9 @@ def test_open_run_draws_only_weights_that_are_not_stored(adapter: str, drawn: bo
     assert (Tensor.erfinv_ in calls.seen) is drawn
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_check_draws_nothing(config: RunConfig) -> None:
+    with _Calls() as calls:
+        check_fit(replace(config, backbone="timm(name='test_vit', image_size=32)"), "settings")
+    assert calls.seen and not calls.seen & weights._DRAWS - {Tensor.normal_, Tensor.uniform_}  # those also draw buffers

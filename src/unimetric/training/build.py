@@ -12,6 +12,7 @@ from unimetric.errors import UnimetricError
 from unimetric.foreign import completed
 from unimetric.kinds import Objective
 from unimetric.runs.model import Model, adapted, loss_of, loss_with_geometry
+from unimetric.runs.weights import Undrawn
 from unimetric.spec import bind, create, find, parse, signature
 
 
@@ -119,15 +120,16 @@ def check_fit(config: RunConfig, place: str) -> None:
     """
     labels = np.repeat(np.arange(config.batch_size), 2)
     try:
-        part, arguments = bind("backbones", config.backbone)
-        for key, nothing in (("pretrained", False), ("weights", "")):
-            if key in signature(part).parameters:
-                arguments[key] = nothing
-        backbone = adapted(completed("backbones", part(**arguments)), config)
-        model = Model(backbone, create("heads", config.head, features=backbone.channels))
-        build_objective(config, model, num_classes=config.batch_size)
-        create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-        create("transforms", config.transform)
-        loss_with_geometry(config, model.dim)
+        with Undrawn():  # no value of a parameter matters here
+            part, arguments = bind("backbones", config.backbone)
+            for key, nothing in (("pretrained", False), ("weights", "")):
+                if key in signature(part).parameters:
+                    arguments[key] = nothing
+            backbone = adapted(completed("backbones", part(**arguments)), config)
+            model = Model(backbone, create("heads", config.head, features=backbone.channels))
+            build_objective(config, model, num_classes=config.batch_size)
+            create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+            create("transforms", config.transform)
+            loss_with_geometry(config, model.dim)
     except UnimetricError as error:
         raise UnimetricError(f"{place}: {error.message}", error.hint) from None
