@@ -22,7 +22,7 @@ quick: $(VENV)/ready          ## the tests to run between edits
 	$(BIN)/python -m pytest -n 2 $(QUICK)
 
 test: $(VENV)/ready           ## every test; real images too if UNIMETRIC_DATA is set
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: style types configs studies ## style, types, imports, every config and the papers' protocols; `make -j2 check` is faster
 
