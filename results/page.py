@@ -258,14 +258,13 @@ class Results:
             axes.figure.draw_without_rendering()  # moves the axes to their final place
             taken: list[Any] = []
             for label, point in sorted(points.items(), key=lambda item: item[1]):
+                text = axes.annotate(label, point, textcoords="offset points", fontsize="x-small", xytext=(4, 4))
                 for x, y in ((4, 4), (4, -10), (-4, 4), (-4, -10)):  # the first place that is free, otherwise the last
-                    side = "left" if x > 0 else "right"
-                    text = axes.annotate(label, point, (x, y), textcoords="offset points", fontsize="x-small", ha=side)
-                    if (box := text.get_window_extent()).count_overlaps(taken) == 0:
+                    text.xyann = (x, y)
+                    text.set_horizontalalignment("left" if x > 0 else "right")
+                    if not text.get_window_extent().count_overlaps(taken):
                         break
-                    if (x, y) != (-4, -10):
-                        text.remove()
-                taken.append(box)
+                taken.append(text.get_window_extent())
 
     def draw_shift(self, path: Path, table: Table, figure: Table) -> None:
         """Draw a metric against the distance of the splits, one color per row; the values of the paper are dashed."""

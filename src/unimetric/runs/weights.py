@@ -116,7 +116,7 @@ _DRAWS = {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, nn.init.uniform_, nn.
 
 
 class Undrawn(TorchFunctionMode):
-    """Context in which parameters are not drawn, for a model that is loaded afterwards.
+    """Context in which no parameters are drawn, for models that are loaded or only checked.
 
     Drawing the parameters of ViT-S takes two seconds of a CPU core, and those of ViT-B seven, most of it in the inverse error function
     of truncated normal values. Buffers are drawn, because a state need not contain them.
