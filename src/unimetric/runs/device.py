@@ -24,10 +24,9 @@ from unimetric.errors import UnimetricError
 from unimetric.files import cache_folder
 
 try:
-    import fcntl
     import resource
 except ModuleNotFoundError:  # Windows
-    fcntl = resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]
 
 
 if TYPE_CHECKING:

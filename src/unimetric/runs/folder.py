@@ -29,9 +29,8 @@ from unimetric.spec import bind, find, parse, signature, text_of
 
 try:
     import fcntl
-    import resource
 except ModuleNotFoundError:  # Windows
-    fcntl = resource = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]
 
 
 def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: str = "best") -> tuple[RunConfig, Any]:
