@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -112,3 +113,15 @@ def test_run_that_trained_meanwhile_is_not_replaced(config: RunConfig, failed: P
     monkeypatch.setattr(folders, "_is_replaceable", lambda folder: check(folder) and not (folder / ".lock").exists())
     with pytest.raises(UnimetricError, match="contains another run"):
         train(changed(config, seed=1), failed, quiet=True)
+
+
+def test_lock_that_its_owner_has_removed_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = folders.fcntl.lockf
+
+    def lock_late(file: IO[bytes], flags: int) -> None:
+        (tmp_path / ".lock").unlink()  # as the end of another run does, between opening and locking here
+        lock(file, flags)
+
+    monkeypatch.setattr(folders.fcntl, "lockf", lock_late)
+    with pytest.raises(UnimetricError, match="another process is training in it"), folders.lock_folder(tmp_path):
+        pytest.fail("two processes may hold the lock")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import shutil
 import sys
@@ -345,6 +346,8 @@ def lock_folder(folder: Path, work: str = "training in") -> Iterator[bool]:
         locked = True
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, which data workers of a killed run would keep
+            if not os.fstat(file.fileno()).st_nlink:  # its owner has removed it meanwhile, and a third process may have locked a new one
+                raise BlockingIOError
         except (BlockingIOError, PermissionError):
             raise UnimetricError(f"{folder}: another process is {work} it", "wait until it ends, or choose another --out") from None
         except OSError:  # some network file systems have no locks
