@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError
 from unimetric.images.crops import center_crop
 from unimetric.images.loading import Progress
-from unimetric.images.pack import decode
+from unimetric.images.pack import decode, map_in_order
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Table
 from unimetric.runs.folder import overridden
@@ -107,10 +106,8 @@ def open_exported(path: str | Path, overrides: Mapping[str, Any] | None = None) 
             raise UnimetricError(f"{path}: contains its `{key}`, which cannot be replaced", f"remove `{key}`, or use the run folder")
     function, notes = create("formats", format_of(path)).read(Path(path))
     try:
-        config, model = (
-            from_settings(dict(notes["settings"]), str(path)),
-            Exported(Path(path), function, notes | {"dim": int(notes["dim"])}),
-        )
+        config = from_settings(dict(notes["settings"]), str(path))
+        model = Exported(Path(path), function, notes | {"dim": int(notes["dim"])})
     except (KeyError, TypeError, ValueError):
         raise UnimetricError(f"{path}: its notes have no settings of a run", "export the run again") from None
     return (overridden(config, dict(overrides), path) if overrides else config), model
@@ -153,5 +150,4 @@ def embed_files(
 
 def decode_all(table: Table, rows: range, *, workers: int) -> Iterator[np.ndarray]:
     """Decode some images of a table in threads, in their order."""
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        yield from pool.map(decode, [table.paths[row] for row in rows])
+    return map_in_order(decode, [table.paths[row] for row in rows], max(1, workers))

@@ -288,4 +288,4 @@ def _epoch(line: str) -> float:
 
 def hash_log(folder: Path, upto: int) -> str:
     """Return the hash of the lines of `metrics.jsonl` up to an epoch, for the checkpoint."""
-    return hashlib.sha256("\n".join(finished_lines(folder, upto)).encode()).hexdigest()
+    return _hash("\n".join(finished_lines(folder, upto)).encode())
