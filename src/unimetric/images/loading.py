@@ -9,8 +9,9 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from unimetric.errors import UnimetricError
 from unimetric.images.boxes import Draws, center_draws, random_draws
 from unimetric.images.crops import canvas_of, color, crop_one, plan_of, squares
 from unimetric.images.decoded import decoded_copy
-from unimetric.images.pack import decode, located, opened
+from unimetric.images.pack import decode, located, map_in_order, opened
 from unimetric.images.recipe import Recipe
 from unimetric.images.remote import Unreachable
 from unimetric.images.table import Table
@@ -296,7 +297,7 @@ class Streamed:
             self,  # type: ignore[arg-type]
             batch_sampler=batches(),
             num_workers=self.workers,
-            collate_fn=_stack if self.cropper is None else _join,
+            collate_fn=partial(_collate, torch.stack if self.cropper is None else torch.cat),
             worker_init_fn=isolate_worker,
             pin_memory=self.device.type == "cuda",
             # A loader draws when it starts, and a resumed run starts one more. A separate generator keeps
@@ -340,17 +341,12 @@ def _pack_pixels(flat: Tensor) -> Tensor:
     return padded.view(torch.int32).view(-1)
 
 
-def _stack(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
-    return next((item for item in items if isinstance(item, UnimetricError)), None) or torch.stack(items)  # type: ignore[arg-type]
-
-
-def _join(items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
-    return next((item for item in items if isinstance(item, UnimetricError)), None) or torch.cat(items)  # type: ignore[arg-type]
+def _collate(join: Callable[[Any], Tensor], items: list[Tensor | UnimetricError]) -> Tensor | UnimetricError:
+    return next((item for item in items if isinstance(item, UnimetricError)), None) or join(items)
 
 
 def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None) -> list[tuple[int, str]]:
     """Decode every image once, and return the unreadable rows with the reasons."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def problem(path: str) -> str:
         try:
@@ -362,8 +358,8 @@ def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None
         return ""
 
     bad = []
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        for row, reason in enumerate(pool.map(problem, table.paths)):
+    with closing(map_in_order(problem, table.paths, max(1, workers))) as reasons:
+        for row, reason in enumerate(reasons):
             if reason:
                 bad.append((row, reason))
             if progress is not None:
