@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
+import torch
 from PIL import Image
+
+from unimetric.images.loading import View, finish_crops
+from unimetric.spec import create
 
 #: Two processes that exit while workers run. Both are forks, so that PyTorch is imported once.
 EXIT = """
@@ -73,3 +78,16 @@ def test_workers_of_a_fork_server_end_with_a_killed_process(tmp_path: Path) -> N
     for each in left:
         each.kill()
     assert len(started) == 3 and not left
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_crops_of_workers_are_finished_without_synchronizing() -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8, device="cuda")
+    mean, std = (torch.full((1, 3, 1, 1), value, device="cuda") for value in (0.5, 0.2))
+    view = View(create("transforms", "base(size=8, resize=9)"), epoch=0)
+    finish_crops(images, np.arange(4), view, mean, std)  # the first call loads kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        finish_crops(images, np.arange(4), view, mean, std)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -146,17 +146,13 @@ class Cropper:
             view: Center crop or augmented view.
         """
         sizes = self.sizes[rows]
-        offsets, plan = self._to(starts), self._to(plan_of(view.draws(rows, sizes), sizes))
+        offsets, plan = (to_device(each, self.where) for each in (starts, plan_of(view.draws(rows, sizes), sizes)))
         canvas = self._canvas(view)
         images = [
             self.make(pixels, offsets[part], plan[:, part], self.mean, self.std, view.recipe, canvas)
             for part in self._parts(len(rows), canvas)
         ]
         return images[0] if len(images) == 1 else torch.cat(images)
-
-    def _to(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.where, non_blocking=True) if self.where.type == "cuda" else tensor
 
     def _canvas(self, view: View) -> tuple[int, int]:
         random = view.epoch is not None
@@ -326,9 +322,15 @@ def finish_crops(images: Tensor, rows: np.ndarray, view: View, mean: Tensor, std
         mean, std: Normalization constants of the backbone's pretraining images, (1, 3, 1, 1) each.
     """
     ones = np.ones((len(rows), 2))  # workers have cropped already, and neither flips nor colors depend on sizes
-    plan = torch.from_numpy(plan_of(view.draws(rows, ones), ones)).to(images.device)
+    plan = to_device(plan_of(view.draws(rows, ones), ones), images.device)
     images = torch.where(plan[10, :, None, None, None] > 0, images.flip(-1), images)
     return color(images, plan, mean, std, view.recipe)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device, without synchronizing with a GPU."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _pack_pixels(flat: Tensor) -> Tensor:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unimetric.images.loading import View
+from unimetric.images.loading import View, to_device
 from unimetric.samplers import occurrence, rank_slice
 from unimetric.training.state import TrainingState
 
@@ -56,7 +55,7 @@ def batches(state: TrainingState, epoch: int, *, start: int = 0) -> Iterator[tup
     groups = in_groups(state.loader.load(requests()), state.views)
     for step, (images, *views) in enumerate(groups, start):
         rows = pending.pop(step)
-        yield step, Batch(rows, copy_labels(state, rows), images, tuple(views))
+        yield step, Batch(rows, to_device(state.labels[rows], state.fabric.device), images, tuple(views))
 
 
 def request_views(state: TrainingState, epoch: int, rows: np.ndarray) -> Iterator[tuple[np.ndarray, View]]:
@@ -75,14 +74,6 @@ def request_views(state: TrainingState, epoch: int, rows: np.ndarray) -> Iterato
     for view in range(state.views):
         draw = View(state.recipe, seed=state.config.seed, epoch=epoch, view=view + state.views * repeats)
         yield state.split.train[mine], draw
-
-
-def copy_labels(state: TrainingState, rows: np.ndarray) -> Tensor:
-    """Copy the labels of some training rows to the device, without synchronizing with it."""
-    labels = torch.from_numpy(state.labels[rows])
-    if state.fabric.device.type == "cuda":
-        labels = labels.pin_memory()
-    return labels.to(state.fabric.device, non_blocking=True)
 
 
 def in_groups(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
