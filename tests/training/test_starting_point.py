@@ -16,10 +16,13 @@ from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import View, open_pictures
 from unimetric.metrics import Space, map_at_r
+from unimetric.runs.device import open_fabric
+from unimetric.runs.display import Display
 from unimetric.runs.rows import read_table
 from unimetric.runs.weights import read_tensors
 from unimetric.spec import create
 from unimetric.training.loop import train
+from unimetric.training.state import build_training_state, embed_with_features
 
 
 def _lines(folder: Path) -> list[dict[str, float]]:
@@ -92,3 +95,13 @@ def test_training_images_cannot_select_the_epoch() -> None:
         load(metrics=["train: recall(k=1)", "recall(k=1)"])
     with pytest.raises(UnimetricError, match="did you mean `spectral_decay`"):
         load(metrics=["recall(k=1)", "train: spectral"])
+
+
+def test_raw_backbone_initializes_no_other_devices(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(config, backbone="timm(name='test_vit', image_size=32)", adapter="vpt(length=4)", device="cpu")
+    state = build_training_state(config, open_fabric(config), Display(quiet=True))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: pytest.fail(f"a run on a CPU initializes CUDA device {device}"))
+    before = torch.get_rng_state()
+    embed_with_features(state, state.split.test[:4])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -333,7 +333,8 @@ def embed_with_features(state: TrainingState, rows: np.ndarray, *, loader: Any =
         both = embed_rows(state, rows, loader=loader, read=lambda output: torch.cat([output[0].float(), output[1][:, 0].float()], 1))
         embeddings, features = both.tensor_split([state.bare.dim], 1)
         return embeddings, features
-    with torch.random.fork_rng():  # inserted parameters change the features, so they need a backbone of their own
+    devices = [fabric.device] if fabric.device.type == "cuda" else []  # by default, all GPUs of the machine are initialized
+    with torch.random.fork_rng(devices):  # inserted parameters change the features, so they need a backbone of their own
         backbone = build_backbone(config).requires_grad_(False).to(fabric.device)
     with fabric.autocast():
         features = embed_rows(state, rows, loader=loader, model=backbone, read=lambda tokens: tokens[:, 0])
