@@ -340,6 +340,8 @@ def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path) -> None:
         ["ensemble", "absent", "--out"],
         ["calibrate", "absent", "--out"],
         ["shift", "absent", "--out"],
+        ["figure", "embedding", "absent", "--out"],
+        ["report", "absent", "--embed", "--out"],
         ["split", "absent", "--out"],
         ["split", "absent", "--out", "a.json", "--features"],
     ],

@@ -475,6 +475,7 @@ def figure(
     if bool(named) == (kind == "toy"):
         problem = f"`figure {kind}` has no run folders" if named else f"`figure {kind}` requires run folders or files"
         raise UnimetricError(problem, "remove them" if named else "name them after the figure")
+    check_outputs(out)
     options |= {"--metrics": _specs(metrics), "--dataset": dataset or [], "--set": read_overrides(setting, figure)}
     _draw_figure(kind, named, out, options)
     print(out)

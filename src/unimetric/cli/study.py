@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli.options import Settings, read_overrides
+from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError
 
 
@@ -103,6 +103,7 @@ def report(
     from unimetric.report import report as write
     from unimetric.runs.storage import local_copies
 
+    check_outputs(out)
     with local_copies(runs) as folders:
         failed = []
         if embed:
