@@ -11,7 +11,7 @@ import typer
 
 from unimetric.cli.imports import importing
 from unimetric.cli.index import evaluate_stored, is_index
-from unimetric.cli.options import Settings, check_outputs, read_overrides
+from unimetric.cli.options import Settings, check_outputs, read_numbers, read_overrides
 from unimetric.errors import UnimetricError, closest
 
 
@@ -19,16 +19,6 @@ def _specs(text: str, option: str = "--metrics") -> list[str]:
     from unimetric.config import split_specs
 
     return split_specs(text, f"`{option}`")
-
-
-def _numbers_in(words: str, option: str, kind: type[int] | type[float]) -> list[Any]:
-    try:
-        return [kind(word) for word in words.split(",") if word.strip()]
-    except ValueError:
-        raise UnimetricError(f"`{option}` must be numbers separated by commas, got `{words}`", f"use `{option} {_LIKE[option]}`") from None
-
-
-_LIKE = {"--dims": "32,64,128", "--prototypes": "0,5,9", "--targets": "0.5,1,2,3"}
 
 
 def _check_json_path(out: Path) -> None:
@@ -102,7 +92,7 @@ def evaluate(
     options: dict[str, Any] = {"metrics": texts, "rerank": rerank, "level": level, "per_class": classes.extend if per_class else None}
     options["group_rule"] = group_rule
     smaller: dict[str, Any] = {
-        "dims": _numbers_in(dims, "--dims", int),
+        "dims": read_numbers(dims, "--dims", int, like="32,64,128"),
         "precisions": [word.strip() for word in precisions.split(",") if word.strip()],
     }
     with Display() as display:
@@ -171,7 +161,7 @@ def explain_(
     """
     from unimetric.analysis.explain import explain as run_
 
-    numbers = _numbers_in(prototypes, "--prototypes", int)
+    numbers = read_numbers(prototypes, "--prototypes", int, like="0,5,9")
     for number, weight in run_(run, images, out=out, prototypes=numbers, count=count):
         print(f"prototype {number:<4} mean weight {weight:.4f}")
     print(f"see {out}")
@@ -211,9 +201,9 @@ def split(
 
     _check_json_path(out)
     check_outputs(None if features is None or features.exists() else features)  # an existing file is only read
-    wanted = PAPER_TARGETS[targets] if targets in PAPER_TARGETS else _numbers_in(targets, "--targets", float)
+    wanted = PAPER_TARGETS[targets] if targets in PAPER_TARGETS else read_numbers(targets, "--targets", float, like="0.5,1,2,3")
     if not all(math.isfinite(target) and target > 0 for target in wanted):
-        raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", f"use `--targets {_LIKE['--targets']}`")
+        raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", "use `--targets 0.5,1,2,3`")
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | read_overrides(settings, split), "split")
     with Display() as display:

@@ -61,6 +61,14 @@ def check_outputs(*files: Path | None) -> None:
             check_writable(file)
 
 
+def read_numbers(words: str, option: str, kind: type[int] | type[float], *, like: str) -> list[Any]:
+    """Read the value of an option: numbers separated by commas, such as `like`."""
+    try:
+        return [kind(word) for word in words.split(",") if word.strip()]
+    except ValueError:
+        raise UnimetricError(f"`{option}` must be numbers separated by commas, got `{words}`", f"use `{option} {like}`") from None
+
+
 def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False) -> dict[str, Any]:
     """Read settings as `key=value`, and raise an error for an option written as a setting.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli.options import read_overrides
+from unimetric.cli.options import read_numbers, read_overrides
 from unimetric.errors import UnimetricError
 
 
@@ -37,10 +37,7 @@ def interpolate(
 
     if alpha is not None and alphas:
         raise UnimetricError("`--alpha` and `--alphas` exclude each other", "use `--alphas` to choose on validation classes")
-    try:
-        points = [alpha] if alpha is not None else [float(word) for word in alphas.split(",") if word.strip()]
-    except ValueError:
-        raise UnimetricError(f"`--alphas` must be numbers separated by commas, got `{alphas}`", "use `--alphas 0,0.5,1`") from None
+    points = [alpha] if alpha is not None else read_numbers(alphas, "--alphas", float, like="0,0.5,1")
     overrides = read_overrides(setting, interpolate)
     with Display() as display:
         progress = lambda done, total: display.step("embedding", done, total)  # noqa: E731
