@@ -160,12 +160,11 @@ class Meter:
     def line(self) -> dict[str, Any]:
         """Return the log line of the finished epoch; raise an error if the loss is not finite."""
         line: dict[str, Any] = {"epoch": self.epoch + 1, "loss": self.total() / self.state.steps}
-        seconds = time.perf_counter() - self.began
         if len(self.terms) > 1:
             line |= {f"term/{name}": term.item() for name, term in self.terms.items()}
         return line | {
             "lr": self.state.optimizer.param_groups[0]["lr"],
-            "seconds": round(seconds, 3),
-            "pictures_per_second": round((self.step - self.start) * self.state.config.batch_size / seconds, 1),
+            "seconds": round(time.perf_counter() - self.began, 3),
+            "pictures_per_second": round(self.speed(), 1),
             "peak_memory_gib": peak_memory(self.state.fabric.device),
         }
