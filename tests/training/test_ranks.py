@@ -6,12 +6,15 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from safetensors.torch import load_file
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.losses import ArcFace
 from unimetric.training.loop import train
+from unimetric.training.ranks import RankWatch
 
 VIT = {"backbone": "timm(name='test_vit', image_size=32)", "optimizer": "sgd(lr=1e-3)", "workers": 0}  # a large rate would amplify rounding
 
@@ -138,3 +142,32 @@ def test_a_lost_rank_stops_the_others(config: RunConfig, tmp_path: Path, number:
     train(config, tmp_path / "unbroken", quiet=True)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("unbroken", "run"))
     assert all(torch.allclose(one[key], two[key], rtol=1e-2, atol=1e-3) for key in one)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200)])
+def test_first_rank_ignores_connections_that_are_no_rank(greeting: bytes) -> None:
+    known: Queue[tuple[int, bytes, int, bytes]] = Queue()
+
+    class Rank:
+        world_size = 2
+
+        def __init__(self, global_rank: int) -> None:
+            self.global_rank = global_rank
+
+        def broadcast(self, values: tuple[int, bytes, int, bytes]) -> tuple[int, bytes, int, bytes]:
+            if self.global_rank == 0:
+                known.put(values)
+                return values
+            found = known.get(timeout=20)
+            with socket.create_connection(("127.0.0.1", found[0])) as stranger:  # before the second rank connects
+                stranger.sendall(greeting)
+            return found
+
+    watches = [RankWatch(Rank(number)) for number in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(watches[0]._connect)
+        watches[1]._connect()
+        first.result()
+    assert [list(watch.peers) for watch in watches] == [[1], [0]]
+    for watch in watches:
+        watch.__exit__(None)

@@ -68,7 +68,10 @@ class RankWatch:
             while len(self.peers) < self.fabric.world_size - 1:
                 peer = server.accept()[0]
                 peer.settimeout(10)
-                given, rank, process, machine = _HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_WAITALL))
+                try:
+                    given, rank, process, machine = _HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_WAITALL))
+                except (OSError, struct.error):  # not a rank, such as a port scanner
+                    given = b""
                 if not secrets.compare_digest(given, token):
                     peer.close()
                     continue
