@@ -91,18 +91,11 @@ class Board:
     def _epoch(self, run_id: str) -> int:
         if self.states[run_id] == "done":
             return self.epochs[run_id]
-        return self._last_line(run_id).get("epoch", 0) if self.states[run_id] == "running" else 0
-
-    def _last_line(self, run_id: str) -> dict:
-        lines = (read(self.place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
-        try:
-            return json.loads(lines[-1])
-        except (ValueError, IndexError):
-            return {}
+        return last_line(self.place, run_id).get("epoch", 0) if self.states[run_id] == "running" else 0
 
     def _progress(self, run_id: str) -> str:
         seconds = int(time.monotonic() - self.begun.get(run_id, time.monotonic()))
-        line = self._last_line(run_id)
+        line = last_line(self.place, run_id)
         if not line:
             return f"{seconds} s"
         memory = f"  {line['peak_memory_gib']:.1f} GiB" if "peak_memory_gib" in line else ""
@@ -113,6 +106,15 @@ class Board:
             return _number(json.loads(read(self.place, f"{run_id}/done") or b"{}"))
         except ValueError:
             return ""
+
+
+def last_line(place: str, run_id: str) -> dict:
+    """Return the last line of a run's log, or nothing if there is none or it is incomplete."""
+    lines = (read(place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
+    try:
+        return json.loads(lines[-1])
+    except (ValueError, IndexError):
+        return {}
 
 
 def _number(line: dict) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.runs.storage import absolute, finished, on_disk, read, write
 from unimetric.spec import trusted
-from unimetric.studies.board import Board
+from unimetric.studies.board import Board, last_line
 from unimetric.studies.grid import Run
 from unimetric.studies.parallel import Slots
 from unimetric.studies.worker import work_apart
@@ -201,11 +201,7 @@ def _stop(active: dict[str, _Child], board: Board) -> None:
 
 def _peak(place: str, run_id: str) -> float:
     """Return the peak memory in GiB that a run has reported, or 0."""
-    lines = (read(place, f"{run_id}/metrics.jsonl") or b"").decode(errors="replace").splitlines()
-    try:
-        return float(json.loads(lines[-1]).get("peak_memory_gib", 0.0))
-    except (ValueError, IndexError, AttributeError):  # no line yet, or an incomplete one
-        return 0.0
+    return last_line(place, run_id).get("peak_memory_gib", 0.0)
 
 
 def _reason(child: _Child) -> str:
