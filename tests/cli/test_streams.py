@@ -75,3 +75,21 @@ def test_first_interrupt_is_answered_at_once(tmp_path: Path) -> None:
     assert process.wait(timeout=300) == 130
     assert (folder / "checkpoint.safetensors").exists()
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["epoch"] == 0
+
+
+def test_interrupt_of_an_exec_has_the_exit_code(tmp_path: Path) -> None:
+    """Python ends with SIGINT if Ctrl-C has left an `exec` of a string, as in the import of a module with dataclasses."""
+    lines = [
+        "import signal, sys",
+        "from unimetric import cli",
+        "cli.app.registered_commands[0].callback = lambda: exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})",
+        "sys.argv = ['unimetric', cli.app.registered_commands[0].name]",
+        "cli.main()",
+    ]
+    (tmp_path / "interrupted.py").write_text("\n".join(lines))
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr

@@ -81,6 +81,12 @@ def main() -> None:
             raise
         print(f"error: {mistake}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # outside of a command, which typer ends with the same code
+        sys.exit(130)
+    finally:
+        # Python remembers a Ctrl-C that has left an `exec` of a string, such as that of a dataclass. `python -m` would then die of
+        # SIGINT instead of returning the exit code. The next `exec` of a string forgets it.
+        exec("")
 
 
 # Groups and commands in the order of the help text.
