@@ -212,5 +212,7 @@ def read_arrays(path: Path, hint: str) -> dict[str, np.ndarray]:
             return dict(arrays)
     except FileNotFoundError:
         raise UnimetricError(f"{path}: no such file", hint) from None
+    except IsADirectoryError:
+        raise UnimetricError(f"{path}: must be an .npz file, got a folder", hint) from None
     except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UnimetricError(f"{path}: must be an intact .npz file: {error}", hint) from None

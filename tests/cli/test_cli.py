@@ -599,3 +599,26 @@ def test_evaluate_rejects_other_model(refused, capsys, monkeypatch, pictures: Pa
 )
 def test_evaluate_rejects_other_size(refused, pictures: Path, tmp_path: Path, setting: str, says: str) -> None:
     refused("train", *settings(pictures, setting), "--out", str(tmp_path / "run"), says=says)
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "hint"),
+    [
+        (["transfer", "NONE", "--to", "glyphs"], "NONE", "unimetric train --out"),
+        (["interpolate", "NONE", "--alpha", "0.5", "--out", "OUT"], "NONE", "unimetric train --out"),
+        (["figure", "keep", "NONE", "--out", "OUT.png"], "NONE", "unimetric train --out"),
+        (["serve", "NONE", "--token-file", "NONE.txt"], "NONE.txt", "openssl rand -hex 32 > token.txt"),
+        (["split", "glyphs(blocks='armenian')", "--features", "FOLDER", "--out", "OUT.json"], "FOLDER", "--features FILE.npz"),
+        (
+            ["figure", "bias", "NONE.npz", "--splits", "NONE.json", "--dataset", "glyphs", "--out", "OUT.png"],
+            "NONE.npz",
+            "--features FILE.npz",
+        ),
+    ],
+)
+def test_unreadable_inputs_are_named_with_a_fix(refused, tmp_path: Path, words: list[str], named: str, hint: str) -> None:
+    (tmp_path / "FOLDER").mkdir()
+    places = [re.sub("^(NONE|OUT|FOLDER)", rf"{tmp_path}/\1", word) for word in words]
+    err = refused(*places, says=f"error: {tmp_path / named}: ")
+    assert "Errno" not in err
+    assert hint in err.partition("hint: ")[2]

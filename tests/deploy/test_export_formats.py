@@ -189,6 +189,15 @@ def test_hub_rejects_damaged_curves(scores: Any, letters_run: Path, tmp_path: Pa
     assert not (tmp_path / "hub").exists()
 
 
+def test_hub_names_an_unreadable_curve_and_its_fix(letters_run: Path, tmp_path: Path) -> None:
+    for curve, reason in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(UnimetricError) as error:
+            export_as(letters_run, tmp_path / "hub", to="hub", shift=curve)
+        assert error.value.message == f"{curve}: cannot be read: {reason}"
+        assert f"unimetric shift {letters_run} --out shift.json" in error.value.hint
+    assert not (tmp_path / "hub").exists()
+
+
 def test_push_uploads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

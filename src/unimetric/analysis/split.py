@@ -88,7 +88,7 @@ def read_features(path: str | Path, table: Table, **made_by: str) -> Float[np.nd
         table: Table of the dataset. The file must have all of its rows.
         made_by: Spec strings of `backbone` and `transform`. They must be those of the file, if it has them.
     """
-    hint = "use a new file name to compute the features"
+    hint = "name a new file: `unimetric split DATASET --features FILE.npz --out splits.json` computes the features"
     arrays = read_arrays(Path(path), hint)
     if not {"embeddings", "labels"} <= arrays.keys():
         raise UnimetricError(f"{path}: must contain `embeddings` and `labels`, got {', '.join(arrays) or 'nothing'}", hint)

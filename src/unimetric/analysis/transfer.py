@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from unimetric.analysis.evaluate import evaluate
-from unimetric.config import check_part, load
+from unimetric.config import check_part
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
+from unimetric.runs.folder import load_settings
 from unimetric.runs.record import describe_images, read_images
 
 
@@ -50,7 +51,7 @@ def transfer(
     for dataset in datasets:
         check_part("datasets", dataset, "transfer", "--to")
     rows = []
-    configs = {run: load(Path(run) / "config.toml") for run in runs}  # checks all runs before the first image is read
+    configs = {run: load_settings(run) for run in runs}  # checks all runs before the first image is read
     for run, config in configs.items():
         for dataset in datasets:
             chosen = {"split": "standard"} | overrides | {"dataset": dataset}

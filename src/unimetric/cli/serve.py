@@ -124,7 +124,10 @@ def read_token(file: Path) -> str:
     """Return the token in a file."""
     try:
         token = file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        hint = "write a secret into a file: `openssl rand -hex 32 > token.txt`, and use `--token-file token.txt`"
+        raise UnimetricError(f"{file}: cannot be read: {error.strerror}", hint) from None
+    except ValueError as error:
         raise UnimetricError(f"{file}: cannot be read: {error}", "write a token of letters and digits into it") from None
     if len(token) < 16 or not token.isprintable() or " " in token:
         raise UnimetricError(

@@ -204,7 +204,10 @@ def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
         if {len(values) for values in scores.values()} != {len(distances)}:
             raise ValueError(f"`{name}` must have one score per distance and metric")
         return {"distances": distances, "scores": scores}
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
+    except OSError as error:
+        hint = f"write it with `unimetric shift {run} --out shift.json`, and use `--shift shift.json`"
+        raise UnimetricError(f"{path}: cannot be read: {error.strerror}", hint) from None
+    except (ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
         raise UnimetricError(f"{path}: not a report of `unimetric shift`: {error}", "use its `--out shift.json`") from None
 
 

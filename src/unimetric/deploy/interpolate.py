@@ -22,7 +22,7 @@ from unimetric.images.loading import Progress, View, open_pictures
 from unimetric.metrics import measure
 from unimetric.runs.device import evaluation_batch, open_fabric
 from unimetric.runs.embed import embed, space_of
-from unimetric.runs.folder import check_own_images, open_run, overridden, settings_of
+from unimetric.runs.folder import check_own_images, load_settings, open_run, overridden, settings_of
 from unimetric.runs.model import build_model, loss_with_geometry
 from unimetric.runs.record import read_images, read_record, write_record
 from unimetric.runs.rows import read_table, readable
@@ -114,7 +114,7 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
 
     Test classes of one must not be training classes of another. To choose alpha, they must have the same validation classes, too.
     """
-    configs = [load(Path(run) / "config.toml") for run in runs]
+    configs = [load_settings(run) for run in runs]
     same = ("backbone", "adapter", "head", "dataset", "split", *(("seed",) if choosing else ()))
     for key in same:
         for run, config in zip(runs, configs, strict=True):

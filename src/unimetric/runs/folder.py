@@ -34,6 +34,14 @@ except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+def load_settings(folder: str | Path) -> RunConfig:
+    """Return the settings of a run. A folder without them is an error."""
+    file = Path(folder) / "config.toml"
+    if not file.is_file():
+        raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
+    return load(file)
+
+
 def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: str = "best") -> tuple[RunConfig, Any]:
     """Read the settings of a run, finished or not, and its model with trained weights.
 
@@ -48,10 +56,8 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
         The settings and the model.
     """
     folder = Path(folder)
-    if not (folder / "config.toml").is_file():
-        raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
+    own = load_settings(folder)
     weights = _weights_file(folder, epoch)
-    own = load(folder / "config.toml")
     config = from_settings(asdict(own) | {"backbone": backbone}, str(folder)) if backbone else own
     config = overridden(config, {"head": head} if head else {}, folder)
     with ThreadPoolExecutor(1) as pool:  # the file is hashed while the model is built

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import expand_studies
-from unimetric.config import load
 from unimetric.errors import UnimetricError
-from unimetric.runs.folder import read_done
+from unimetric.runs.folder import load_settings, read_done
 from unimetric.spec import bind, signature
 
 
@@ -29,7 +28,7 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
     """
     found: dict[float, dict[str, float]] = {}
     for run in expand_studies(runs):
-        config = load(Path(run) / "config.toml")
+        config = load_settings(run)
         if not config.adapter or not (Path(run) / "done").is_file():
             raise UnimetricError(f"{run}: not a finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")
         part, arguments = bind("adapters", config.adapter)
