@@ -143,3 +143,9 @@ def test_files_are_listed_and_removed(tmp_path: Path, remote: bool) -> None:
     remove(place, "a")  # it is gone
     assert list_files(place) == {"b"}
     remove(place, "b")
+
+
+def test_local_copies_name_an_empty_address() -> None:
+    """The temporary copy of a remote folder means nothing to the user."""
+    with pytest.raises(UnimetricError, match=r"^memory://nothing/here: no such folder"), local_copies(["memory://nothing/here"]):
+        pass

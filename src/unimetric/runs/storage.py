@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
 from unimetric.images.remote import open_storage
 
@@ -194,6 +195,8 @@ def local_copies(places: list[str]) -> Iterator[list[Path]]:
                 folder = Path(here) / str(number)
                 folder.mkdir()
                 pull(place, folder, weights=False)
+                if not any(folder.iterdir()):
+                    raise UnimetricError(f"{place}: no such folder, or it is empty", "name run folders, or a folder of a study")
             folders.append(folder)
         yield folders
 
