@@ -5,6 +5,7 @@
     {{ table: NAME }}                                a table with its caption
     {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
     {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and their number
+    {{ difference: TABLE > COLUMN > COLUMN }}        mean of the second column minus the first, its standard error, and the number of rows
     {{ verdict: TABLE > COLUMN > A over B, C ; T }}  verdict and evidence: whether row A exceeds rows B and C; T if runs are missing
     {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
 """
@@ -167,6 +168,11 @@ class Results:
         """Format Pearson's correlation of two columns and the number of rows that have both."""
         points = self.points(self.find("table", name), first, second)
         return f"{statistics.correlation(*zip(*points.values(), strict=True)):.2f} ({len(points)} rows)"
+
+    def as_difference(self, name: str, first: str, second: str) -> str:
+        """Format the mean difference of two columns, its standard error over the rows with both, and the number of these rows."""
+        gaps = [after - before for before, after in self.points(self.find("table", name), first, second).values()]
+        return f"{statistics.mean(gaps):.1f}±{statistics.stdev(gaps) / len(gaps) ** 0.5:.1f} ({len(gaps)} rows)"
 
     def as_verdict(self, name: str, head: str, claim: str, missing: str) -> str:
         """Format the verdict on `A over B, C` and its evidence, as two cells."""

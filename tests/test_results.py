@@ -327,6 +327,7 @@ def test_placeholders_are_filled_inner_ones_first(tmp_path: Path) -> None:
     found = results(tmp_path, TABLE + "[figure.f]\ntable = 't'\nshift = 'recall'\n", RUNS)
     assert found.fill("{{ cell: t > one > best }} {{ cell: t > one > first }}") == "50.0 90.0"
     assert found.fill("{{ correlation: t > best > last }}") == "0.92 (3 rows)"
+    assert found.fill("{{ difference: t > best > last }}") == "-57.8±4.2 (3 rows)"
     assert found.fill("{{ figure: f ; {{ cell: t > one > best }} }}{{ figure: g ; none }}") == "![50.0](f.png)"
 
 
