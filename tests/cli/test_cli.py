@@ -302,7 +302,8 @@ def test_train_rejects_damaged_checkpoint(capsys, monkeypatch, pictures: Path, t
 
 def test_pack_train_evaluate(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
     pack, folder = tmp_path / "mine.pack", tmp_path / "run"
-    assert run(capsys, monkeypatch, "pack", f"folder(root='{pictures}')", "--out", str(pack), "--short-side", "36")[0] == 0
+    code, out, err = run(capsys, monkeypatch, "pack", f"folder(root='{pictures}')", "--out", str(pack), "--short-side", "36")
+    assert code == 0 and "a shorter side of at most 36 pixels" in out + err
     words = settings(pictures, f"dataset=pack(path='{pack}')")[1:]
     code, out, err = run(capsys, monkeypatch, "train", *words, "--out", str(folder), "--quiet")
     assert code == 0, err

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import timm  # noqa: F401  (imported once, before the ranks are forked)
 import torch
 from lightning_fabric import Fabric
@@ -25,7 +26,7 @@ from unimetric.training.batches import batches
 from unimetric.training.checkpoint import resume, save_checkpoint
 from unimetric.training.loop import take_step
 from unimetric.training.progress import Progress
-from unimetric.training.state import TrainingState, build_training_state
+from unimetric.training.state import TrainingState, build_training_state, embed_rows
 
 
 def two_steps(state: TrainingState) -> torch.Tensor:
@@ -43,7 +44,7 @@ def whole(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(fabric: Fabric, config: RunConfig, checkpoint: Path | None) -> dict[str, torch.Tensor]:
-    """Take two steps, and return loss and gradients of the second."""
+    """Take two steps, and return loss and gradients of the second, and the embeddings of two images, fewer than three ranks."""
     state = build_training_state(config, fabric, Display(quiet=True))
     if checkpoint:
         if fabric.world_size == 2:
@@ -56,7 +57,7 @@ def gradients(fabric: Fabric, config: RunConfig, checkpoint: Path | None) -> dic
     found = {name: whole(each, each.grad) for name, each in named if each.grad is not None}
     if checkpoint:
         found |= {f"{name} itself": whole(each, each.detach()) for name, each in named}
-    return found | {"loss": loss}
+    return found | {"loss": loss, "embeddings": embed_rows(state, np.arange(2))}
 
 
 def sharded_losses() -> dict[str, torch.Tensor]:

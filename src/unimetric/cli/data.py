@@ -177,4 +177,6 @@ def pack(
         for name, reason in packed.skipped:
             display.line(f"skipped {name}: {reason}")
         display.line(f"{out}: {len(packed):,} images, {out.stat().st_size / 2**20:,.1f} MiB")
+        if short_side in packed.sizes.min(1):
+            display.line(f"images have a shorter side of at most {short_side} pixels; --short-side 0 keeps their own, as in the papers")
         display.line(f"train on it with: unimetric train CONFIG \"dataset=pack(path='{out}')\"")

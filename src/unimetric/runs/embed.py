@@ -51,8 +51,9 @@ def embed(
     """
     was_training = model.training
     model.eval()
-    mine = np.array_split(rows, fabric.world_size)[fabric.global_rank]
-    batch = min(batch, max(1, len(mine)))
+    shares = np.array_split(np.resize(rows, max(len(rows), fabric.world_size)), fabric.world_size)  # every rank takes part in `all_gather`
+    mine = shares[fabric.global_rank]
+    batch = min(batch, len(mine))
     # Repeat rows to fill the last batch: with a single shape, a model is compiled once.
     full = np.resize(mine, -(-len(mine) // batch) * batch)
     requests = ((full[start : start + batch], view) for start in range(0, len(full), batch))
@@ -66,13 +67,11 @@ def embed(
     model.train(was_training)
     embeddings = torch.cat(parts)[: len(mine)]
     if fabric.world_size == 1:
-        return embeddings
-    most = -(-len(rows) // fabric.world_size)
-    padded = torch.zeros(most, embeddings.shape[1], device=embeddings.device)
+        return embeddings[: len(rows)]
+    padded = torch.zeros(len(shares[0]), embeddings.shape[1], device=embeddings.device)  # the first share is the longest
     padded[: len(embeddings)] = embeddings
     gathered: Any = fabric.all_gather(padded)
-    lengths = [len(part) for part in np.array_split(rows, fabric.world_size)]
-    return torch.cat([gathered[rank, :length] for rank, length in enumerate(lengths)])
+    return torch.cat([gathered[rank, : len(share)] for rank, share in enumerate(shares)])[: len(rows)]
 
 
 def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, progress: Progress | None = None) -> Float[Tensor, "N D"]:

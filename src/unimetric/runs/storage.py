@@ -36,6 +36,7 @@ def finished(place: str, run_id: str, *, pictures: bool = False) -> bool:
     if folder is not None:
         return all((folder / run_id / name).exists() for name in names)
     files, path = open_storage(place)
+    files.invalidate_cache()
     return all(files.exists(f"{path}/{run_id}/{name}") for name in names)
 
 
