@@ -298,12 +298,12 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
     """
     tall, row_tiles = scores.view(-1, PEAK, scores.shape[1]), row_threshold.reshape(-1, PEAK)
     hot_tiles = _positions(tall.amax(1) > torch.minimum(row_tiles.amin(1)[:, None], column_threshold))
-    tile, column = hot_tiles // scores.shape[1], hot_tiles % scores.shape[1]
+    tile, column = _divide(hot_tiles, scores.shape[1])
     score = tall[tile, :, column]  # (tiles, 16)
 
     def select(high: Bool[Tensor, "tiles 16"]) -> _Above:
         found = _positions(high)
-        hot, inside = found // PEAK, found % PEAK
+        hot, inside = _divide(found, PEAK)
         return tile.index_select(0, hot) * PEAK + inside, column.index_select(0, hot), score.flatten().index_select(0, found)
 
     # `index_select` copies whole rows; indexing would take several times as long.
@@ -315,6 +315,15 @@ def above(scores: Real[Tensor, "R B"], row_threshold: Real[Tensor, "R"], column_
 def _positions(mask: Bool[Tensor, "*shape"]) -> Int[Tensor, "P"]:
     """Return where a flattened mask is true. NumPy takes half the time of `nonzero`."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def _divide(numbers: Int[Tensor, "P"], by: int) -> tuple[Int[Tensor, "P"], Int[Tensor, "P"]]:
+    """Return quotients and remainders.
+
+    NumPy divides with vector instructions, PyTorch number by number.
+    """
+    quotients = torch.from_numpy(numbers.numpy() // by)
+    return quotients, numbers - quotients * by
 
 
 def _encode_finds(asking: Int[Tensor, "P"], answering: Int[Tensor, "P"], code: _Codes, indices: Int[Tensor, "B"]) -> Int[Tensor, "P"]:
@@ -330,25 +339,31 @@ def _score_shortlists(
     A shortlist of fewer than k or very many points is skipped; its row ends in -inf.
     """
     asking = plan.order[row]
-    finds = finds.sort().values
+    finds = torch.from_numpy(np.sort(finds.numpy()))  # with vector instructions
     who = finds >> _ROW
     size = torch.bincount(who, minlength=len(asking))
     fit = (size >= k) & (size <= 4 * _shortlist(k))
-    finds = finds[fit.index_select(0, who)]
+    finds = finds.index_select(0, _positions(fit.index_select(0, who)))
     who, below, index = finds >> _ROW, finds >> _CODE & 255, finds & (1 << _CODE) - 1
+
+    def score_of(some: Int[Tensor, "P"]) -> Float[Tensor, "P"]:
+        return _scores(points, asking.index_select(0, who.index_select(0, some)), index.index_select(0, some))
+
     # Score the k highest codes first. Few of the others can reach the lowest of their scores.
-    first = nth(who, len(asking)) < k
-    score = points.new_empty(len(who))
-    score[first] = _scores(points, asking[who[first]], index[first])
+    begin = size[fit].cumsum(0) - size[fit]
+    first = (begin[:, None] + torch.arange(k)).flatten()
+    score = score_of(first)
     lowest = points.new_zeros(len(asking))
-    lowest[fit] = score[first].view(-1, k).amin(1)
-    reach = plan.step * (255 - below) + plan.error_bounds[row][who, member[index]]
-    further = ~first & ((reach >= lowest[who]) | (below == 0))
-    score[further] = _scores(points, asking[who[further]], index[further])
+    lowest[fit] = score.view(-1, k).amin(1)
+    error_bound = plan.error_bounds[row].flatten().index_select(0, who * len(plan.blocks) + member.index_select(0, index))
+    further = (plan.step * (255 - below) + error_bound >= lowest.index_select(0, who)) | (below == 0)
+    further[first] = False
+    others = _positions(further)
+    score, scored = torch.cat([score, score_of(others)]), torch.cat([first, others])
     # Order by index, then sort stably, so that ties go to the lower index.
-    scored = _positions(first | further)
-    scored = scored[((who[scored] << _CODE) + index[scored]).argsort()]
-    who, score, index = who[scored], score[scored], index[scored]
+    who, index = who.index_select(0, scored), index.index_select(0, scored)
+    order = ((who << _CODE) + index).argsort()
+    who, score, index = (each.index_select(0, order) for each in (who, score, index))
     rank = nth(who, len(asking))
     width = max(k, int(rank.max()) + 1) if len(rank) else k
     values, indices = points.new_full((len(asking), width), -torch.inf), torch.full((len(asking), width), -1)
