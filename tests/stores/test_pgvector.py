@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -176,6 +178,23 @@ def test_programs_write_search_and_finish_at_once(small: None, postgres, table: 
     assert min(turns) > 0 and len(store) == 1000 + 50 * (turns[0] + turns[1])
     store.search(points[:1], 1)  # reads the centers, if they are new
     check_lists(store)
+
+
+def test_programs_add_the_same_column_at_once(postgres, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16) for _ in range(2)]
+    stores[0].write(["first"], clustered(1), {})
+    refresh, both = Pgvector._refresh, threading.Barrier(2)
+
+    def refresh_together(store: Any) -> None:
+        refresh(store)
+        with suppress(threading.BrokenBarrierError):  # the second writer may wait for the lock of the first
+            both.wait(timeout=1)
+
+    monkeypatch.setattr(Pgvector, "_refresh", refresh_together)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda number: stores[number].write([f"{number}"], clustered(1), {"row": [number]}), range(2)))
+    monkeypatch.undo()
+    assert len(stores[0]) == 3
 
 
 def test_points_of_other_programs_are_found(small: None, postgres, table: str) -> None:

@@ -241,12 +241,14 @@ class Pgvector(Store):
         listed = ", ".join(map(quote_name, names))
         replaced = ", ".join(f"{quote_name(each)} = EXCLUDED.{quote_name(each)}" for each in names[1:])
         with self._errors(), self._transaction() as connection:
-            connection.execute(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE")  # no other program computes centers meanwhile
+            new = [each for each in types if each not in held]
+            # No other program computes centers meanwhile. A new column needs the stronger lock from the beginning: two programs that
+            # hold the weaker one would wait for each other.
+            connection.execute(f"LOCK TABLE {name} IN {'ACCESS' if new else 'ROW'} EXCLUSIVE MODE")
             self._refresh()
-            for each in types:
-                if each not in held:
-                    collation = ' COLLATE "C"' if types[each] is str else ""
-                    connection.execute(f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {quote_name(each)} {kinds[types[each]]}{collation}")
+            for each in new:
+                collation = ' COLLATE "C"' if types[each] is str else ""
+                connection.execute(f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {quote_name(each)} {kinds[types[each]]}{collation}")
             connection.execute(f"CREATE TEMP TABLE unimetric_rows (LIKE {name}) ON COMMIT DROP")
             with connection.cursor().copy(f"COPY unimetric_rows ({listed}) FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["text", "int4", self._vector_type, *(_BINARY[types[each]] for each in types)])
