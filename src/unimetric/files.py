@@ -88,9 +88,9 @@ def check_writable(path: Path) -> None:
 
     Creates neither the file nor its folder.
     """
-    if path.is_dir():
-        raise UnimetricError(f"{path}: is a folder", "name a file")
     with _explain_failure(path):
+        if path.is_dir():
+            raise UnimetricError(f"{path}: is a folder", "name a file")
         folder = next(each for each in path.parents if each.exists())
         tempfile.TemporaryFile(dir=folder).close()
 

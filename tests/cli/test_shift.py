@@ -63,7 +63,7 @@ def test_commands_reject_invalid_arguments(typed, tmp_path):
         (["split", "folder(root='nowhere')", "--backbone", "small", "--out", "x.json"], "does not exist"),
         (["adapt", "nowhere"], "not a run folder"),
         (["shift", "nowhere"], "not a finished run"),
-        (["transfer", "nowhere", "--to", "glyphs"], "nowhere/config.toml: no such file"),
+        (["transfer", "nowhere", "--to", "glyphs"], "nowhere: not a run folder"),
     ):
         code, said = typed(*words)
         assert code == 2 and says in said and "hint: " in said and "Traceback" not in said
