@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
@@ -29,14 +30,20 @@ def on_disk(place: str) -> Path | None:
     return Path(path if separator else place).expanduser().absolute()
 
 
+def _open_fresh(place: str) -> tuple[Any, str]:
+    """Open remote storage, without listings from before other programs wrote to it."""
+    files, path = open_storage(place)
+    files.invalidate_cache()
+    return files, path
+
+
 def finished(place: str, run_id: str, *, pictures: bool = False) -> bool:
     """Return whether a run is done and, with `pictures`, has its `gallery.npz`."""
     names = ["done", "gallery.npz"] if pictures else ["done"]
     folder = on_disk(place)
     if folder is not None:
         return all((folder / run_id / name).exists() for name in names)
-    files, path = open_storage(place)
-    files.invalidate_cache()
+    files, path = _open_fresh(place)
     return all(files.exists(f"{path}/{run_id}/{name}") for name in names)
 
 
@@ -46,8 +53,7 @@ def read(place: str, name: str) -> bytes | None:
     try:
         if folder is not None:
             return (folder / name).read_bytes()
-        files, path = open_storage(place)
-        files.invalidate_cache()
+        files, path = _open_fresh(place)
         return files.cat_file(f"{path}/{name}")
     except OSError:
         return None
@@ -59,8 +65,7 @@ def list_files(place: str) -> set[str]:
     try:
         if folder is not None:
             return {each.name for each in folder.iterdir()}
-        files, path = open_storage(place)
-        files.invalidate_cache()
+        files, path = _open_fresh(place)
         return {os.path.basename(each) for each in files.ls(path, detail=False)}
     except OSError:
         return set()
@@ -85,8 +90,7 @@ def pull(place: str, folder: Path, *, weights: bool = True) -> None:
         folder: Local folder.
         weights: Whether to download checkpoints and models. A report does not need them.
     """
-    files, path = open_storage(place)
-    files.invalidate_cache()
+    files, path = _open_fresh(place)
     root = files._strip_protocol(path)
     for each in files.find(path):
         if weights or not each.endswith(_WEIGHTS):
