@@ -124,8 +124,13 @@ RUNS = {
 # --- the committed page --------------------------------------------------------------------------------------------------
 
 
-def test_page_and_csv_match_the_stored_runs() -> None:
-    made = page.Results()
+@pytest.fixture(scope="module")
+def made() -> Any:
+    """All stored runs, which take seconds to read."""
+    return page.Results()
+
+
+def test_page_and_csv_match_the_stored_runs(made: Any) -> None:
     for source, target in page.PAGES.items():
         written = (ROOT / "docs" / target).read_text(encoding="utf-8")
         assert made.fill((ROOT / "results" / source).read_text(encoding="utf-8")) == written, "run `make results`"
@@ -228,9 +233,9 @@ def test_benchmarks_name_their_source() -> None:
         assert all(record[key] for key in ("label", "device", "date", "commit", "command")), name
 
 
-def test_csv_lists_every_run() -> None:
+def test_csv_lists_every_run(made: Any) -> None:
     rows = list(csv.DictReader((ROOT / "results" / "runs.csv").read_text(encoding="utf-8").splitlines()))
-    assert {row["run"] for row in rows} == set(page.Results().runs)
+    assert {row["run"] for row in rows} == set(made.runs)
     row = next(row for row in rows if row["run"] == "cars80_rmargin_0")
     assert (row["file"], row["seed"], row["epochs"], row["best_epoch"]) == ("cars196.json", "0", "80", "78")
     assert (row["test/recall(k=1)"], row["date"], row["commit"], row["device"]) == ("0.811377", "2026-11-15", "376df9e", "NVIDIA H200")
