@@ -15,7 +15,7 @@ import pytest
 
 os.environ.setdefault("UNIMETRIC_CACHE", str(Path(__file__).parents[1] / ".venv" / "cache"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: more threads only wait for each other
-os.environ.setdefault("RAY_worker_niceness", "0")  # with the default of 15, the other worker takes both cores
+os.environ.setdefault("RAY_worker_niceness", "0")  # with the default of 15, busy programs delay them
 
 import math
 
