@@ -57,6 +57,19 @@ def test_watch_measures_recall_of_labeled_queries(index: Path, colored: Path, tm
     assert "measured recall@1 0.0 %" in result.stdout, result.output
 
 
+def test_watch_ignores_the_query_itself(index: Path, colored: Path, tmp_path: Path) -> None:
+    files = sorted((colored / "images").rglob("*.png"))
+    (tmp_path / "link").symlink_to(colored / "images")
+    linked = [tmp_path / "link" / file.relative_to(colored / "images") for file in files]
+    copies = sorted(write_images(tmp_path / "copies", [Image.open(file) for file in files]).iterdir())
+    scores = []
+    for paths in (files, linked, copies):
+        queries = tmp_path / "today.csv"
+        queries.write_text("\n".join(["path", *map(str, paths)]))
+        scores.append(watch(index, queries, device="cpu")["score"])
+    assert scores[0] == scores[1] < scores[2] == pytest.approx(1)
+
+
 def test_watch_prints_how_many_queries_it_compares(index: Path, colored: Path) -> None:
     words = ["watch", str(index), str(colored / "images"), "--device", "cpu"]
     result = CliRunner().invoke(app, words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -61,14 +62,14 @@ def watch(
         at most half as many queries as gallery images; `readable` is the number of all readable queries.
     """
     with Index.open(path, device=device) as index:
-        raw, labels, problem = _embed(index, queries, progress)
+        raw, paths, labels, problem = _embed(index, queries, progress)
         if len(raw) < _FEWEST:
             message = f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(raw)}{problem}"
             raise UnimetricError(message, "name more images")
         gallery = _sample(index)
         curve = open_curve(index, fit=fit, progress=progress)
-        nearest, scores = index.search_vectors(raw, 1)
-        measured = _measure_recall(index, nearest[:, 0], labels)
+        nearest, scores = _find_nearest(index, raw, paths)
+        measured = _measure_recall(index, nearest, labels)
         found = _points(index, raw)
     readable = len(found)
     if len(gallery) < 2 * len(found):
@@ -96,6 +97,14 @@ def watch(
     return result | ({} if measured is None else {"measured": measured})
 
 
+def _find_nearest(index: Index, raw: np.ndarray, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return id and score of the image nearest to each query, except for its own file."""
+    ids, scores = index.search_vectors(raw, 2)
+    own = [os.path.realpath(index.image_path(id_)) == os.path.realpath(path) for id_, path in zip(ids[:, 0], paths, strict=True)]
+    rows = np.arange(len(ids))
+    return ids[rows, np.array(own, int)], scores[rows, np.array(own, int)]
+
+
 def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level: float = 0.95) -> dict[str, Any] | None:
     """Return recall@1 of the labeled queries with Wilson's interval, or None without labels."""
     rows = [row for row, label in enumerate(labels) if label is not None and nearest[row]]
@@ -120,15 +129,15 @@ def _sample(index: Index) -> np.ndarray:
     return index.facts.placement.points(np.concatenate(parts))
 
 
-def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[Any], str]:
-    """Return embeddings and labels of all readable queries, and the first problem."""
+def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[str], list[Any], str]:
+    """Return embeddings, paths and labels of the readable queries, and the first problem."""
     items = list(open_source(queries, labels=False, known={}).files())
-    parts, labels, done = [np.zeros((0, index.facts.dim), np.float32)], [], 0
-    problem = ""
+    parts = [np.zeros((0, index.facts.dim), np.float32)]
+    embedded, done, problem = [], 0, ""
     for readings, embeddings in index.embedder.stream(((item.path, None) for item in items), workers=0):
         for item, reading in zip(items[done:], readings, strict=False):
             if reading.embedded:
-                labels.append(item.columns.get(LABEL))
+                embedded.append(item)
             else:
                 problem = problem or f"; `{item.id}`: {reading.problem}"
         parts.append(embeddings.cpu().numpy())
@@ -137,7 +146,8 @@ def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], Non
             progress(done, len(items))
     raw = np.concatenate(parts)
     usable = np.flatnonzero(np.isfinite(raw).all(1) & raw.any(1))
-    return raw[usable], [labels[row] for row in usable], problem
+    held = [embedded[row] for row in usable]
+    return raw[usable], [item.path for item in held], [item.columns.get(LABEL) for item in held], problem
 
 
 def _points(index: Index, raw: np.ndarray) -> np.ndarray:
@@ -249,11 +259,10 @@ def fit_curve(index: Index, *, images: int = 100, progress: Callable[[int, int],
     for number, (name, strength) in enumerate(settings):
         raw = index.embed([_CHANGES[name](image, strength) if strength else image for image in originals])
         points = _points(index, raw)
-        near, scores = index.search_vectors(raw, 2)
-        first = [int(some[0] == ids[row]) for some, row in zip(near, rows, strict=True)]  # the image itself is not an answer
-        held = index.fetch([some[place] for some, place in zip(near, first, strict=True)])[LABEL]
+        near, scores = _find_nearest(index, raw, [index.image_path(ids[row]) for row in rows])
+        held = index.fetch(list(near))[LABEL]
         found["excess"].append(reference.distance(points) - float(reference.null(len(points), 200).mean()))
-        found["score"].append(float(np.mean([some[place] for some, place in zip(scores, first, strict=True)])))
+        found["score"].append(float(scores.mean()))
         found["recall"].append(float(np.mean([held[each] == labels[row] for each, row in enumerate(rows)])))
         found["change"].append(f"{name} {strength:g}")
         if progress is not None:
