@@ -27,6 +27,15 @@ def test_smaller_embeddings_are_named_and_rounded() -> None:
     assert 0 < (round_to(points, "float16") - round_to(points, "float32")).abs().max() < 1e-3
 
 
+def test_binary_warns_if_no_coordinate_is_negative(caplog: pytest.LogCaptureFixture) -> None:
+    points = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+    list(compress(points, [4], ["binary"]))
+    list(compress(points.relu(), [4], ["int8"]))
+    assert not caplog.records
+    assert len(dict(compress(points.relu(), [4], ["binary"]))["binary"].unique(dim=0)) == 1
+    assert len(caplog.records) == 1 and "`binary`" in caplog.text
+
+
 def test_evaluate_reports_smaller_embeddings(config: RunConfig) -> None:
     numbers = evaluate(config, metrics=["recall(k=1)"], dims=[2], precisions=["binary"])
     assert list(numbers) == [f"recall(k=1){name}" for name in ("", "/binary", "/dim=2", "/dim=2, binary")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -39,6 +40,9 @@ def compress(
     """
     if dims and max(dims) > embeddings.shape[1]:
         raise UnimetricError(f"`dims` must be at most the dimension {embeddings.shape[1]}, got {max(dims)}", "use smaller `--dims`")
+    if "binary" in precisions and not (embeddings < 0).any():
+        message = "`binary` keeps the signs, but no coordinate is negative, so all embeddings become equal; add a head, such as `linear`"
+        logging.getLogger("unimetric").warning(message)
     for dim in (0, *dims):
         for precision in ("", *precisions):
             name = ", ".join(filter(None, [f"dim={dim}" if dim else "", precision]))
