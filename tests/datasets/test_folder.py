@@ -105,6 +105,15 @@ def test_class_of_one_picture(shoes, caplog):
     assert len(table) == 8 and "the first is `clog`; they are skipped" in caplog.text
 
 
+def test_classes_of_one_picture_are_skipped_before_the_split(tmp_path, plant):
+    lone = ("wagon1", "wagon2", "wagon3")
+    plant(tmp_path, [f"{name}/1.jpg" for name in ("bus", "car", "tram", "van", *lone)])
+    plant(tmp_path, [f"{name}/2.jpg" for name in ("bus", "car", "tram", "van")])
+    table = read(tmp_path, "on_single='skip'")
+    train, test = ({table.class_names[label] for label in table.labels[rows]} for rows in (table.train, ~table.train))
+    assert (train, test) == ({"bus", "car"}, {"tram", "van"})
+
+
 def test_class_is_the_folder_that_holds_the_images(tmp_path, plant):
     with pytest.raises(UnimetricError, match="has no images in subfolders"):
         read(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -107,14 +108,15 @@ def _present(paths: Sequence[str]) -> np.ndarray:
     return there
 
 
-def divide(name: str, class_names: Sequence[str], train: float | str, folder: str | Path) -> set[str]:
+def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: float | str, folder: str | Path) -> set[str]:
     """Return the training classes of a dataset without a published split.
 
     Args:
         name: Name of the dataset, for the error.
         class_names: All classes, sorted.
-        train: Fraction of the classes, taken from the front and rounded up; or a text file with one
-            training class per line.
+        keys: Class of each image.
+        train: Fraction of the classes with several images, taken from the front and rounded up; or a text
+            file with one training class per line.
         folder: Folder of the text file.
     """
     if isinstance(train, str):
@@ -123,7 +125,9 @@ def divide(name: str, class_names: Sequence[str], train: float | str, folder: st
         for key in sorted(chosen.difference(class_names)):
             raise UnimetricError(f"`{file}`: unknown class `{key}` of {name}", closest(key, class_names))
         return chosen
-    return set(class_names[: int(np.ceil(train * len(class_names) - 1e-9))])  # 0.1 * 30 is a little more than 3
+    images = Counter(keys)
+    common = [key for key in class_names if images[key] > 1]  # `without_singles` drops the others
+    return set(common[: int(np.ceil(train * len(common) - 1e-9))])  # 0.1 * 30 is a little more than 3
 
 
 def without_singles(table: Table, on_single: str) -> Table:

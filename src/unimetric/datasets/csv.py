@@ -49,9 +49,9 @@ def csv(
     Args:
         file: Path of the csv or parquet file, or its address, such as `s3://bucket/images.csv`. Paths in it are
             then relative to that address.
-        train: Training labels, instead of the column `split`: a fraction of the sorted labels (0.5
-            is the first half, rounded up), or a text file next to the csv file with one label per
-            line.
+        train: Training labels, instead of the column `split`: a fraction of the sorted labels with
+            several images (0.5 is the first half, rounded up), or a text file next to the csv file
+            with one label per line.
         on_missing: What to do if a listed image is missing: `error`, or `skip` it.
         on_single: What to do if a class has only one image: `error`, or `skip` the class. A class
             that is only in the gallery may have one.
@@ -85,7 +85,7 @@ def csv(
         parts.append(PARTS.get(part, False))
     class_names = sorted(set(labels), key=_order)
     if not rows or "split" not in rows[0][1] or train is not None:
-        chosen = divide(name, class_names, 0.5 if train is None else train, base)
+        chosen = divide(name, class_names, labels, 0.5 if train is None else train, base)
         parts = [label in chosen for label in labels]
     query, gallery = (_roles(source, rows, parts, column) for column in ("is_query", "is_gallery"))
     table = tabulate(

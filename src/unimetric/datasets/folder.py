@@ -43,9 +43,9 @@ def folder(
 
     Args:
         root: Folder of the dataset.
-        train: Training classes, of all parts together: a fraction of the sorted classes (0.5 is the
-            first half, rounded up), or a text file in the folder with one class per line. Defaults
-            to the two rules above.
+        train: Training classes, of all parts together: a fraction of the sorted classes with several
+            images (0.5 is the first half, rounded up), or a text file in the folder with one class per
+            line. Defaults to the two rules above.
         on_single: What to do if a class has only one image: `error`, or `skip` the class.
         name: Name of the dataset. Defaults to the name of the folder.
     """
@@ -69,7 +69,7 @@ def folder(
     if by_part:
         trains = [path[0] == "train" for path in files]
     else:
-        chosen = divide(name, class_names, 0.5 if train is None else train, base)
+        chosen = divide(name, class_names, classes, 0.5 if train is None else train, base)
         trains = [key in chosen for key in classes]
     paths = [f"{base}/{'/'.join(path)}" for path in files]
     return without_singles(tabulate(name, paths, classes, {key: key for key in class_names}, trains), on_single)

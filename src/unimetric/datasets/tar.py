@@ -58,8 +58,8 @@ def tar(
         shards: Files with ranges `{000..009}`, alternatives `{a,b}` or wildcards, such as
             `data/shoes-{000..009}.tar` or `https://host/shoes-{000..009}.tar`.
         label: Field of a JSON file that holds the class.
-        train: Training classes: a fraction of the sorted classes (0.5 is the first half, rounded
-            up), or a text file next to the shards with one class per line.
+        train: Training classes: a fraction of the sorted classes with several images (0.5 is the first half,
+            rounded up), or a text file next to the shards with one class per line.
         on_single: What to do if a class has only one image: `error`, or `skip` the class.
         name: Name of the dataset. Defaults to the name of the folder of the shards.
     """
@@ -86,7 +86,7 @@ def tar(
     if len(classes) < len(labels):
         raise UnimetricError(f"`{paths[labels.index(None)]}` has no class, but other images have one", _HINT)
     class_names = sorted(set(classes), key=lambda each: (not each.isdecimal(), int(each) if each.isdecimal() else 0, each))
-    chosen = divide(name, class_names, train, base)
+    chosen = divide(name, class_names, classes, train, base)
     table = tabulate(name, paths, classes, {key: key for key in class_names}, [key in chosen for key in classes])
     return without_singles(table, on_single)
 

@@ -44,8 +44,8 @@ def wildlife(
     Args:
         root: Folder of the dataset. Paths of the table are relative to it.
         file: Name of the table in the folder.
-        train: Training identities: a fraction of the sorted ones (0.5 is the first half, rounded up), or a
-            text file in the folder with one identity per line.
+        train: Training identities: a fraction of the sorted ones with several images (0.5 is the first half,
+            rounded up), or a text file in the folder with one identity per line.
         group: Column of the groups. Defaults to the first of those above that the table has; "" for none.
             `group='date'` is required for `split = "by_time"` if there are others.
         group_rule: Gallery images that a query does not find: `class`, those of its identity and group;
@@ -69,7 +69,7 @@ def wildlife(
     name = name or base.resolve().name
     labels = [str(row["identity"]).strip() for _, row in known]
     class_names = sorted(set(labels))
-    chosen = divide(name, class_names, train, base)
+    chosen = divide(name, class_names, labels, train, base)
     table = tabulate(
         name,
         box_paths(source, known, [f"{base}/{str(row['path']).strip()}" for _, row in known], boxes),
