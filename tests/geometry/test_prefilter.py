@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import threading
 
 import pytest
 import torch
@@ -192,6 +193,33 @@ def test_the_engine_of_the_program_is_put_back():
         torch.backends.quantized.engine = before
 
 
+@ALL
+def test_threads_share_the_search_and_their_number_is_restored(monkeypatch, products):
+    points, before = crowd("clustered"), torch.get_num_threads()
+    plain = prefilter_neighbors(points, 6, side=256, memory=0)
+    used = set()
+    codes = _Block.codes
+
+    def watched(block, other, step):
+        used.add((threading.get_ident(), torch.get_num_threads()))
+        return codes(block, other, step)
+
+    monkeypatch.setattr(_Block, "codes", watched)
+    try:
+        torch.set_num_threads(6)
+        shared = prefilter_neighbors(points, 6, side=256, memory=1 << 29)
+        assert torch.get_num_threads() == 6
+        assert {threads for _, threads in used} == ({1} if products == "onednn" else {6})
+        assert (len(used) > 1) == (products == "onednn")
+        monkeypatch.setattr(_Block, "codes", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prefilter_neighbors(points, 6, side=256)
+        assert torch.get_num_threads() == 6
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(plain, shared, strict=True))
+
+
 def test_no_setting_of_the_program_changes_a_score():
     points = crowd("clustered")
     plain = prefilter_neighbors(points, 6, side=1024)
@@ -214,8 +242,8 @@ def test_a_search_asks_anew_where_nothing_is_proven(monkeypatch):
         monkeypatch.setattr(module, "_SIDE", 512)
     shares = []
 
-    def watched(points, k, *, barred):
-        found = prefilter_neighbors(points, k, barred=barred, side=512)
+    def watched(points, k, *, barred, memory):
+        found = prefilter_neighbors(points, k, barred=barred, memory=memory, side=512)
         shares.append(found and found[2].float().mean().item())
         return found
 

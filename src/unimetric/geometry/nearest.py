@@ -57,7 +57,7 @@ def nearest(
     """
     memory = search_memory(asking.device) if memory is None else memory
     if asking is answering and _is_mutual(asking, k, own, memory):
-        prefiltered = prefilter_neighbors(asking, k, barred=barred) if applies(asking, k, memory) else None
+        prefiltered = prefilter_neighbors(asking, k, barred=barred, memory=memory) if applies(asking, k, memory) else None
         if prefiltered is None:
             yield from mutual(asking, k, barred=barred, side=min(_SIDE // 2, int((memory / 32) ** 0.5) // PEAK * PEAK))
         else:
