@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import shutil
 import signal
 import threading
@@ -636,9 +637,10 @@ def test_commands_index_search_evaluate_calibrate(run: Path, images: Path, tmp_p
         assert shown.exit_code == 0, (shown.output, shown.exception)
         return shown.output
 
-    out, query = tmp_path / "my.index", sorted(images.rglob("*.png"))[0]
+    out, query = tmp_path / "my photos.index", sorted(images.rglob("*.png"))[0]
     text = invoke("index", run, images, "--out", out, "--labels", "--workers", 0)
     assert "144 images (144 added, 0 changed, 0 deleted)" in text and "peak memory" in text
+    assert shlex.split(text.partition("search it with: ")[2]) == ["unimetric", "search", str(out), "IMAGE"]
     assert "(0 added, 0 changed, 0 deleted)" in invoke("index", run, images, "--out", out, "--workers", 0)
     assert "threshold" in invoke("calibrate", out, "--fpr", "0.05")
     found = json.loads(invoke("search", out, query, "-k", 2, "--where", "label = 'class 00'", "--json"))

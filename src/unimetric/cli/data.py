@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,7 +130,7 @@ def configs(
     if copy.exists():
         raise UnimetricError(f"{copy}: exists already", f"name another file: `unimetric configs copy {name} FILE.toml`")
     write_text(copy, text)
-    print(f"{copy}; run it with: unimetric {'bench' if shipped[name].parent.name == 'studies' else 'train'} {copy}")
+    print(f"{copy}; run it with: unimetric {'bench' if shipped[name].parent.name == 'studies' else 'train'} {quote(str(copy))}")
 
 
 def _headline(file: Path) -> str:

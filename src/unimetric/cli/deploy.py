@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -47,7 +48,8 @@ def export(
         if overrides:
             raise UnimetricError(f"`{next(iter(overrides))}` requires `--to`", "remove it: the folder keeps the settings of the run")
         folder = run_export(run, out, backbone=backbone)
-        print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB; evaluate it with: unimetric evaluate {folder}")
+        print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 2**20:,.1f} MiB")
+        print(f"evaluate it with: unimetric evaluate {quote(str(folder))}")
         print("if the dataset is elsewhere on that machine, add its location, such as \"dataset=folder(root='images')\"")
         return
     with Display() as display:
@@ -56,6 +58,7 @@ def export(
         size = sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
         display.line(f"{out}: {size / 2**20:,.1f} MiB")
         if out.is_file() and out.suffix != ".pt2":  # opening one may run code, so `evaluate` does not
-            display.line(f'evaluate it with: unimetric evaluate {out}; add "dataset=..." if the images are elsewhere on that machine')
+            command = f"unimetric evaluate {quote(str(out))}"
+            display.line(f'evaluate it with: {command}; add "dataset=..." if the images are elsewhere on that machine')
     if push:
         print(push_folder(out, push))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -91,7 +92,7 @@ def index(
         display.line(f"{out}: {facts.count:,} images ({', '.join(words)}) in {seconds:.1f} s, peak memory {memory:.2f} GiB")
         if counts["unreadable"]:
             display.line(f"{counts['unreadable']:,} files could not be read; see {out / UNREADABLE}")
-        display.line(f"search it with: unimetric search {out} IMAGE")
+        display.line(f"search it with: unimetric search {quote(str(out))} IMAGE")
 
 
 def _read_cluster(address: str, workers: int | None, gpus: float, cpus: float, shards: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -79,7 +80,7 @@ def tune(
     value, best = run(search, folder, trials=trials, seed=seed, **read_overrides(settings, tune, axes=True))
     print(f"best {value:.4f}: {'  '.join(f'{key} {found}' for key, found in best.items())}")
     split = without_validation(load(folder / "best.toml").split)
-    print(f'train on all training classes with: unimetric train {folder / "best.toml"} "split={split}"')
+    print(f'train on all training classes with: unimetric train {quote(str(folder / "best.toml"))} "split={split}"')
 
 
 def report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,7 +86,7 @@ def train(
         print(f"raw backbone: {_numbers(best['raw'])}")
     for name, gain in best.get("gain", {}).items():
         print(f"gain over the untrained network on {name}: {format_gain(gain)}")
-    print(f"see {folder}; compute more metrics with: unimetric evaluate {folder}")
+    print(f"see {folder}; compute more metrics with: unimetric evaluate {quote(str(folder))}")
     if best.get("warning"):
         print(f"warning: {best['warning']}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -43,4 +44,4 @@ def interpolate(
         progress = lambda done, total: display.step("embedding", done, total)  # noqa: E731
         found = run(runs, out, alphas=points, tolerance=tolerance, note=display.line, progress=progress, **overrides)
         chosen = " (chosen on validation classes)" if "validation" in found else ""
-        display.line(f"{out}: alpha {found['alpha']:g}{chosen}; evaluate it with: unimetric evaluate {out}")
+        display.line(f"{out}: alpha {found['alpha']:g}{chosen}; evaluate it with: unimetric evaluate {quote(str(out))}")

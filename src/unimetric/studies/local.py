@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from unimetric.errors import Interrupted, UnimetricError
@@ -60,7 +61,8 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     with Signals() as signals, Board(runs, place, quiet=quiet) as board:
         execute(begin(runs, place, board, pictures=pictures), place, board, signals, parallel=parallel, pictures=pictures)
         if not quiet:
-            board.console.print(f"{board.summary()}; see {out}, or write a report: unimetric report {out}", soft_wrap=True, markup=False)
+            command = f"unimetric report {quote(str(out))}"
+            board.console.print(f"{board.summary()}; see {out}, or write a report: {command}", soft_wrap=True, markup=False)
         return dict(board.states)
 
 
