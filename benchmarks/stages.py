@@ -4,10 +4,10 @@
     python benchmarks/stages.py --only update --images 20000
 
 `report` writes the page of copies of one run; bare is parsing the files of all runs. `update` indexes a folder again, first without a
-change and then with one new image in a hundred; bare is listing the files with their sizes and times, and embedding the new ones. `adapt`
-tunes the last layer on five images per class in two episodes; bare is cropping as many images, one pass of them through the network, and as
-many steps of loss and Adam on features in memory. Stage and bare work alternate; the times are medians, of processor time and of wall
-clock.
+change and then with one new image in a hundred; bare is listing the files with their sizes and times, and embedding the new ones with timm
+and torchvision: building the network, loading its weights, reading and cropping the images, and one pass. `adapt` tunes the last layer on
+five images per class in two episodes; bare is cropping as many images, one pass of them through the network, and as many steps of loss and
+Adam on features in memory. Stage and bare work alternate; the times are medians, of processor time and of wall clock.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
 from _machine import Stolen, processor
 from indexing import synthesize
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torchvision import transforms
 
 from unimetric.analysis.adapt import adapt
 from unimetric.config import from_settings, load
 from unimetric.deploy.building import build
-from unimetric.deploy.embedding import Embedder
 from unimetric.deploy.export import write_model
 from unimetric.images.loading import View, open_pictures
 from unimetric.report.page import report
@@ -45,10 +48,11 @@ from unimetric.training.loop import train
 Work = Callable[[], object]
 
 
-def compare(label: str, stage: Work, bare: Work, turns: int) -> None:
-    """Let a stage and its bare work take turns, and print both."""
+def compare(label: str, stage: Work, bare: Work, turns: int, before: Work = lambda: None) -> None:
+    """Let a stage and its bare work take turns, and print both. `before` prepares a turn and is not timed."""
     times: dict[str, list[tuple[float, float]]] = {"stage": [], "bare": []}
     for _ in range(turns):
+        before()
         for name, work in (("stage", stage), ("bare", bare)):
             wall, used = time.perf_counter(), time.process_time()
             work()
@@ -86,10 +90,12 @@ def time_update(run: Path, folder: Path, options: argparse.Namespace) -> None:
     images, index = folder / "images", folder / "my.index"
     synthesize(options.images, images)
     config = from_settings({"backbone": "efficientnet_lite(pretrained=False)", "head": "identity"}, "benchmark")
-    model = build_model(config)
-    write_model(config, model, folder / "model", "benchmark")
-    embedder = Embedder(config, model)
+    write_model(config, build_model(config), folder / "model", "benchmark")
     build(folder / "model", images, index)
+    weights = folder / "lite0.safetensors"
+    save_file(timm.create_model("tf_efficientnet_lite0", num_classes=0).state_dict(), weights)
+    crop = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(0.5, 0.5)])
+    latest = images / "new"
 
     def look() -> list[tuple[str, os.stat_result]]:
         return [(entry.path, entry.stat()) for place, _, _ in os.walk(images) for entry in os.scandir(place) if entry.is_file()]
@@ -99,20 +105,20 @@ def time_update(run: Path, folder: Path, options: argparse.Namespace) -> None:
 
     compare(f"update of an index of {options.images} files, nothing new", update, look, options.turns)
     new = options.images // 100
-    batch = torch.zeros(new, 3, embedder.view.recipe.size, embedder.view.recipe.size, device=embedder.device)
-    turn = iter(range(options.turns))
 
     def grow() -> None:
-        synthesize(new, images / f"new {next(turn)}")
-        update()
+        nonlocal latest
+        latest = images / f"{latest.name} again"
+        synthesize(new, latest)
 
     @torch.inference_mode()
     def embed() -> None:
         look()
-        for some in batch.split(embedder.batch):
-            embedder.model(some)
+        network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+        network.load_state_dict(load_file(weights))
+        network(torch.stack([crop(Image.open(file).convert("RGB")) for file in latest.rglob("*.jpg")]))
 
-    compare(f"update of an index of {options.images} files, {new} new", grow, embed, options.turns)
+    compare(f"update of an index of {options.images} files, {new} new", update, embed, options.turns, before=grow)
 
 
 def time_adapt(run: Path, folder: Path, options: argparse.Namespace) -> None:
