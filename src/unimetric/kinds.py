@@ -551,7 +551,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an audit has found, most important first.
+    """Groups of images that an audit reports, most important first.
 
     Args:
         title: Heading.

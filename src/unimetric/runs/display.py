@@ -51,7 +51,7 @@ class ProgressLines:
             del self.begun[name], self.last[name]
         elif self.due:
             self.printed = now
-            with contextlib.suppress(BrokenPipeError):  # nobody reads them, as in `unimetric train 2>&1 | head -1`
+            with contextlib.suppress(BrokenPipeError):  # the reader has ended, as in `unimetric train 2>&1 | head -1`
                 print(describe_progress(name, done, total, done - first, now - start, note), file=sys.stderr, flush=True)
 
 
