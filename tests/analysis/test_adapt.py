@@ -210,8 +210,10 @@ def test_episodes_are_seeded_and_of_each_class_alike(config):
     assert len({tuple(rows) for rows in first}) == 4
     for rows in first:
         assert set(rows) <= set(split.test) and (np.unique(table.labels[rows], return_counts=True)[1] == 3).all()
-    with pytest.raises(UnimetricError, match="at least two support images"):
+    with pytest.raises(UnimetricError, match="`shots` must be at least 2, got 1"):
         draw_episodes(config, table, split.test, shots=1, episodes=4)
+    with pytest.raises(UnimetricError, match=r"needs 99 support images and two more to search, but `.+` has only \d+ images"):
+        draw_episodes(config, table, split.test, shots=99, episodes=4)
     with pytest.raises(UnimetricError, match="no published episodes"):
         draw_episodes(config, table, split.test, shots=2, episodes=4, draw="published")
     with pytest.raises(UnimetricError, match="got `dice`"):

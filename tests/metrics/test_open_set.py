@@ -171,8 +171,9 @@ def test_open_set_metrics_equal_their_definitions(scene, monkeypatch):
 def test_open_set_metrics_need_unknown_queries(crowd):
     space = Space(*crowd())
     for text in ("fpir", "fnir", "auroc", "baus"):
-        with pytest.raises(UnimetricError, match="whose class is not in the gallery"):
-            measure(space, [text])
+        with pytest.raises(UnimetricError, match="whose class is not in the gallery") as error:
+            measure(space, ["recall(k=1)", text])
+        assert error.value.message.startswith(f"`{text}`: ")
 
 
 def components_slowly(points, threshold):

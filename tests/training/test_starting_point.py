@@ -66,7 +66,7 @@ def test_untrained_model_may_be_the_best(config: RunConfig, tmp_path: Path) -> N
     best = train(config, tmp_path / "run", quiet=True)
     lines = _lines(tmp_path / "run")
     assert max(line["test/recall(k=1)"] for line in lines[1:]) < lines[0]["test/recall(k=1)"]
-    assert best["epoch"] == 0 and best["warning"].startswith("training did not help: the best epoch is 0, with an untrained head")
+    assert best["epoch"] == 0 and best["warning"].startswith("training did not help: the best epoch is 0, before the first step")
     assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(lines[0]["test/recall(k=1)"])
 
 

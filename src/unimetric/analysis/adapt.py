@@ -286,10 +286,13 @@ def draw_episodes(
         if draw == "published":
             raise UnimetricError(f"`split = {config.split!r}` has no published episodes of {shots} shots", "use `--draw random`")
     labels, counts = np.unique(table.labels[test], return_counts=True)
-    if shots < 2 or counts.min() <= shots + 1:
+    if shots < 2:
+        raise UnimetricError(f"`shots` must be at least 2, got {shots}", "use `--shots 2`")
+    if counts.min() < shots + 2:
+        smallest = table.class_names[labels[counts.argmin()]]
         raise UnimetricError(
-            f"a class needs at least two support images, and two more to search, got {shots} shots and a class of {counts.min()} images",
-            "use at least 2 shots, and at least 2 fewer than the smallest class has images",
+            f"a class needs {shots} support images and two more to search, but `{smallest}` has only {counts.min()} images",
+            f"use fewer shots, at least 2, or a dataset without the {(counts < shots + 2).sum()} classes of fewer than {shots + 2} images",
         )
     rows = {label: test[table.labels[test] == label] for label in labels}
     generators = [np.random.default_rng((seed, number)) for number in range(episodes)]

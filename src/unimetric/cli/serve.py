@@ -158,7 +158,8 @@ def audit(
     with Display() as display:
         found = run_audits(folder, out, audits=chosen, label=label, most=most, progress=display.step)
         for findings in found.values():
-            display.line(f"{findings.title:<20} {len(findings.groups):>6,} findings")
+            count = len(findings.groups)
+            display.line(f"{findings.title:<20} {count:>6,} {'finding' if count == 1 else 'findings'}")
         display.line(f"see {out} and {out.with_suffix('.*.csv')}")
 
 

@@ -34,7 +34,10 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
         space.expect(completed("metrics", metric).depth(space, **arguments))
     values: dict[str, float] = {}
     for text, metric, arguments in calls:
-        value = metric(space, **arguments)
+        try:
+            value = metric(space, **arguments)
+        except UnimetricError as error:
+            raise UnimetricError(f"`{text}`: {error.message}", error.hint) from error.__cause__
         # Convert to plain numbers, because an `Average` also stores its terms.
         if isinstance(value, dict):
             values |= {f"{text}/{key}": float(number) for key, number in value.items()}

@@ -112,7 +112,7 @@ class Progress:
         untrained = self.best["line"]["epoch"] == 0
         if best > raw and not untrained:
             return ""
-        problem = "the best epoch is 0, with an untrained head" if untrained else "no epoch is better than the raw backbone"
+        problem = "the best epoch is 0, before the first step" if untrained else "no epoch is better than the raw backbone"
         name = f"{state.chosen_on} {' + '.join(metrics)}"
         return f"training did not help: {problem} ({name}: best epoch {best:.4f}, raw backbone {raw:.4f})"
 
