@@ -44,8 +44,10 @@ def test_audit_rejects_wrong_arguments(index: Path, tmp_path: Path) -> None:
         "spread": {"audits": ["outliers(spread=0)"]},
         "no column `kind`": {"label": "kind"},
         "at least one": {"audits": []},
+        "is a folder": {"out": "a.folder.html"},
     }
+    (tmp_path / "a.folder.html").mkdir()
     for text, options in cases.items():
         with pytest.raises(UnimetricError, match=text):
             audit(index, tmp_path / options.pop("out", "a.html"), **options)
-    assert not list(tmp_path.glob("a.*"))
+    assert list(tmp_path.glob("a.*")) == [tmp_path / "a.folder.html"]

@@ -15,7 +15,7 @@ import numpy as np
 from unimetric.deploy.gallery import make_thumbnail
 from unimetric.deploy.index import Index
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import check_writable, write_text
 from unimetric.geometry.space import Space
 from unimetric.images.pack import decode
 from unimetric.kinds import Audited, Findings
@@ -65,6 +65,7 @@ def audit(
         raise UnimetricError("at least one audit is required", f"choose from {', '.join(AUDITS)}")
     for text in audits:
         bind_arguments("audits", text)  # a wrong name or argument is reported before anything is read
+    check_writable(out)
     with Index.open(path) as index:
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
         found = {text: create("audits", text, gallery=gallery) for text in audits}
