@@ -202,6 +202,31 @@ def test_a_metric_reads_as_many_neighbors_as_it_declares(name, sources, monkeypa
     assert metric.depth(space, **arguments) == max(read, default=0)
 
 
+def _spaces():
+    points, labels, query = torch.randn(24, 6), torch.arange(24) // 4, torch.arange(24) % 2 == 0
+    return {
+        "closed": Space(points, labels),
+        "singles": Space(points, torch.arange(24)),
+        "unknown": Space(points, labels + 100 * query, query=query, gallery=~query),
+        "open": Space(points, torch.where(labels < 2, labels + 100 * query, labels), query=query, gallery=~query),
+        "groups": Space(points, labels, group=labels),
+    }
+
+
+@pytest.mark.parametrize("roles", _spaces())
+@pytest.mark.parametrize("name", [*names("metrics"), "cmc(unmatched='miss')", "fnir(threshold=0.5)"])
+def test_a_metric_rejects_labels_before_it_reads_embeddings(name, roles):
+    metric, arguments = bind("metrics", name)
+    space = _spaces()[roles]
+    try:
+        metric(space, **arguments)
+    except UnimetricError:
+        with pytest.raises(UnimetricError):
+            metric.check(space, **arguments)
+    else:
+        metric.check(space, **arguments)
+
+
 def test_measure_searches_once_for_all_metrics(monkeypatch):
     searched, own = [], Space._search
 

@@ -510,6 +510,9 @@ class Metric(Protocol):
         """Return the number of neighbors per query that the metric reads; 0 for none."""
         return 0
 
+    def check(self, space: Space, **arguments: Any) -> None:
+        """Raise an error if labels, queries and gallery do not suffice. Reads no embedding."""
+
     def __call__(self, space: Space) -> float | dict[str, float]: ...
 
 
@@ -612,9 +615,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def metric(
-    *, better: Literal["higher", "lower", "neither"] = "higher", depth: Callable[..., int] | None = None
+    *,
+    better: Literal["higher", "lower", "neither"] = "higher",
+    depth: Callable[..., int] | None = None,
+    needs: Callable[..., object] | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare a metric: which values are better, and how many neighbors it reads.
+    """Declare a metric: better values, the number of neighbors it reads, and what it needs.
 
     >>> @metric(depth=lambda space, k: k)
     ... def hits(space, *, k=1): ...
@@ -626,18 +632,30 @@ def metric(
             space without a judgment. It then cannot select an epoch.
         depth: Function of the space and all arguments of the metric that returns the number of
             neighbors per query that it reads. Omit it if the metric reads none.
+        needs: Function of the space and all arguments of the metric that raises an error if labels, queries
+            and gallery do not suffice. Omit it if the metric needs no more than a match of some query, and that
+            only if it reads neighbors.
     """
 
     def declare(function: Function) -> Function:
         signature = inspect.signature(function)
 
-        def read(space: Space, **arguments: Any) -> int:
+        def pass_all(called: Callable[..., Any], space: Space, arguments: dict[str, Any]) -> Any:
             given = signature.bind(space, **arguments)
             given.apply_defaults()
-            return 0 if depth is None else depth(*given.args, **given.kwargs)
+            return called(*given.args, **given.kwargs)
+
+        def read(space: Space, **arguments: Any) -> int:
+            return 0 if depth is None else pass_all(depth, space, arguments)
+
+        def check(space: Space, **arguments: Any) -> None:
+            if needs is not None:
+                pass_all(needs, space, arguments)
+            elif depth is not None:
+                space.check_matches()
 
         declared: Any = function
-        declared.better, declared.depth = better, read
+        declared.better, declared.depth, declared.check = better, read, check
         return function
 
     return declare

@@ -296,6 +296,12 @@ def test_a_run_folder_that_was_spoilt(config: RunConfig, tmp_path: Path) -> None
         train(fewer, folder, quiet=True)
 
 
+def test_metric_without_unknown_queries_fails_before_training(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match=r"`auroc`: .* whose class is not in the gallery"):
+        train(changed(config, metrics=("recall(k=1)", "auroc"), evaluate_every=0), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_a_batch_that_ranks_cannot_share_is_refused_before_any_picture_is_read(config: RunConfig) -> None:
     ranks = SimpleNamespace(global_rank=0, world_size=2, device=torch.device("cpu"))
     config = changed(config, batch_size=9, sampler="samples_per_class(n=3)")

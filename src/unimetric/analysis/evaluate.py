@@ -27,7 +27,7 @@ from unimetric.images.loading import Progress
 from unimetric.images.table import Table
 from unimetric.metrics import interval, measure
 from unimetric.runs.device import open_fabric
-from unimetric.runs.embed import embed_all, space_of
+from unimetric.runs.embed import check_measurable, embed_all, space_of
 from unimetric.runs.exported import Exported, embed_files, format_of, open_exported
 from unimetric.runs.folder import check_own_images, open_run, overridden
 from unimetric.runs.model import Model, build_model, loss_with_geometry, place
@@ -108,6 +108,8 @@ def evaluate(
         check(table, rows)
     if rerank:
         check_rerank(len(rows))
+    texts = list(metrics) or (config.train_metrics if part == "train" else []) or config.test_metrics
+    check_measurable(texts, table, rows)
     if isinstance(model, Exported):
         embeddings = embed_files(model.function, table.take(rows), workers=config.workers, progress=progress)
     else:
@@ -121,7 +123,6 @@ def evaluate(
     stored = model.notes.get("threshold", {}) if isinstance(model, Exported) else folder
     if note is not None and part == "test" and stored is not None and (text := check_threshold(stored, space)):
         note(text)
-    texts = list(metrics) or (config.train_metrics if part == "train" else []) or config.test_metrics
     numbers = numbers_of(space, texts, rerank=rerank, level=level, names=names, per_class=per_class)
     if (dims or precisions) and space.geometry != "cosine":
         raise UnimetricError(f"`dims` and `precisions` require cosine similarity, but the run has {space.geometry}", "remove them")

@@ -432,12 +432,16 @@ class Space:
             k: Depth that the value needs. It receives hits of at least this depth.
             value: Function from the hits of some queries to (Q,) one value per query.
         """
-        if not len(self.matched):
-            raise UnimetricError(*self._describe_lost())
+        self.check_matches()
         if k < 1:
             raise UnimetricError(f"`k` must be at least 1, got k={k}", "use `k=1` or more")
         each = torch.cat([value(hits).to(torch.float64) for hits in self.hits(k)])
         return Average(each[self.matched], self.labels[self.query[self.matched]])
+
+    def check_matches(self) -> None:
+        """Raise an error if no query has a match in the gallery."""
+        if not len(self.matched):
+            raise UnimetricError(*self._describe_lost())
 
     def _describe_lost(self) -> tuple[str, str]:
         """Return problem and hint of a space whose queries have no match."""

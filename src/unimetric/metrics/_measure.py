@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -34,16 +35,38 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
         space.expect(completed("metrics", metric).depth(space, **arguments))
     values: dict[str, float] = {}
     for text, metric, arguments in calls:
-        try:
+        with _naming(text):
             value = metric(space, **arguments)
-        except UnimetricError as error:
-            raise UnimetricError(f"`{text}`: {error.message}", error.hint) from error.__cause__
         # Convert to plain numbers, because an `Average` also stores its terms.
         if isinstance(value, dict):
             values |= {f"{text}/{key}": float(number) for key, number in value.items()}
         else:
             values[text] = float(value)
     return values
+
+
+def check_roles(space: Space, texts: Sequence[str]) -> None:
+    """Raise an error if labels, queries and gallery do not suffice for a metric.
+
+    Reads no embedding, so it needs none: call it before images are read.
+
+    Args:
+        space: Space of any points.
+        texts: Spec strings of metrics.
+    """
+    for text in texts:
+        metric, arguments = bind("metrics", text)
+        with _naming(text):
+            completed("metrics", metric).check(space, **arguments)
+
+
+@contextmanager
+def _naming(text: str) -> Iterator[None]:
+    """Name the metric in its errors."""
+    try:
+        yield
+    except UnimetricError as error:
+        raise UnimetricError(f"`{text}`: {error.message}", error.hint) from error.__cause__
 
 
 def explain(text: str) -> str:

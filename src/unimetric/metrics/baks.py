@@ -8,7 +8,7 @@ from unimetric.kinds import metric
 from unimetric.metrics._open_set import average_classes, find_known
 
 
-@metric()
+@metric(needs=lambda space, threshold: find_known(space))
 def baks(space: Space, *, threshold: Real = 0.5) -> float:
     """Fraction of the queries of a known class that are recognized, averaged over classes.
 

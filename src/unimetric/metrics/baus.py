@@ -8,7 +8,7 @@ from unimetric.kinds import metric
 from unimetric.metrics._open_set import average_classes, find_unknown
 
 
-@metric()
+@metric(needs=lambda space, threshold: find_unknown(space))
 def baus(space: Space, *, threshold: Real = 0.5) -> float:
     """Fraction of the queries of an unknown class that are rejected, averaged over classes.
 

@@ -7,10 +7,16 @@ from typing import Annotated
 from unimetric.arguments import Count, Range, Real
 from unimetric.geometry.space import Average, Space
 from unimetric.kinds import metric
-from unimetric.metrics._open_set import find_known, find_unknown, threshold_at
+from unimetric.metrics._open_set import check_open_set, find_known, find_unknown, threshold_at
 
 
-@metric(better="lower")
+def _needs(space: Space, fpir: float, threshold: float | None, rank: int) -> None:
+    if threshold is None:  # queries of unknown classes choose it
+        check_open_set(space)
+    find_known(space)
+
+
+@metric(better="lower", needs=_needs)
 def fnir(space: Space, *, fpir: Annotated[float, Range(0, 1)] = 0.01, threshold: Real | None = None, rank: Count = 1) -> float:
     """Fraction of the queries of known classes without an accepted match in the first ranks.
 

@@ -10,7 +10,7 @@ from unimetric.geometry.space import Space
 from unimetric.kinds import metric
 
 
-@metric(better="lower")
+@metric(better="lower", needs=lambda space, fmr: space.check_matches())
 def fnmr_at_fmr(space: Space, *, fmr: Annotated[float, Range(0, 1)] = 0.001) -> float:
     """Fraction of the pairs of one class that are rejected, at a given rate of false matches.
 

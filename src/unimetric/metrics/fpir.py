@@ -8,7 +8,7 @@ from unimetric.kinds import metric
 from unimetric.metrics._open_set import find_unknown
 
 
-@metric(better="lower")
+@metric(better="lower", needs=lambda space, threshold: find_unknown(space))
 def fpir(space: Space, *, threshold: Real = 0.5) -> float:
     """Fraction of the queries of unknown classes whose nearest neighbor exceeds the threshold.
 

@@ -10,7 +10,7 @@ from unimetric.geometry.space import Space
 from unimetric.kinds import metric
 
 
-@metric()
+@metric(needs=lambda space, **_: space.check_matches())
 def verification(
     space: Space,
     *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress, Resident, Streamed, View, open_pictures
 from unimetric.images.table import Table
 from unimetric.kinds import Loss
+from unimetric.metrics import check_roles
 from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.model import place
 from unimetric.spec import create
@@ -103,6 +104,19 @@ def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss |
     """
     points, options = place(embeddings.detach(), loss, geometry)
     return space_of_points(points, table, rows, **options)
+
+
+def check_measurable(texts: Sequence[str], table: Table, rows: np.ndarray) -> None:
+    """Raise an error if labels, queries and gallery of some rows do not suffice for a metric.
+
+    Call it before their images are read.
+
+    Args:
+        texts: Spec strings of metrics.
+        table: Table of the images.
+        rows: Indices of the rows.
+    """
+    check_roles(space_of_points(torch.zeros(len(rows), 1), table, rows), texts)
 
 
 def space_of_points(points: Tensor, table: Table, rows: np.ndarray, **options: Any) -> Space:

@@ -20,7 +20,7 @@ from unimetric.kinds import Loss
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.display import Display
-from unimetric.runs.embed import embed, space_of
+from unimetric.runs.embed import check_measurable, embed, space_of
 from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, read_watched, readable
 from unimetric.runs.weights import TensorWriter, Trained
@@ -198,6 +198,8 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     split, skipped = skip_unreadable(config, table, split, display)
     if skipped:
         learner = build_learner(config, fabric, table, split)
+    for _, rows, metrics in measured_parts(config, split):
+        check_measurable(metrics, table, rows)
     bare, objective, optimizer = learner.model, learner.objective, learner.optimizer
     # Not tried with several ranks, which exchange gradients.
     graphs = fabric.device.type == "cuda" and fabric.world_size == 1 and bool(objective.one_pass)
@@ -341,9 +343,8 @@ def embed_with_features(state: TrainingState, rows: np.ndarray, *, loader: Any =
     return embed_rows(state, rows, loader=loader), features
 
 
-def measured_parts(state: TrainingState) -> list[tuple[str, np.ndarray, list[str]]]:
+def measured_parts(config: RunConfig, split: Split) -> list[tuple[str, np.ndarray, list[str]]]:
     """Return the parts of the split to evaluate: name, rows and metrics."""
-    config, split = state.config, state.split
     parts = [
         ("validation", split.validation, config.test_metrics),
         ("test", split.test, config.test_metrics),
@@ -362,7 +363,7 @@ def evaluate_splits(state: TrainingState) -> dict[str, float]:
     """
     share_first_rank(state.fabric, [*state.bare.buffers(), *state.objective.parameters()])
     found: dict[str, float] = {}
-    for part, rows, metrics in measured_parts(state):
+    for part, rows, metrics in measured_parts(state.config, state.split):
         found |= measure_embeddings(state, part, rows, metrics, embed_rows(state, rows))
     return found
 
@@ -377,7 +378,7 @@ def evaluate_starting_point(state: TrainingState) -> tuple[dict[str, float], dic
     """
     found: dict[str, float] = {}
     raw: dict[str, float] = {}
-    for part, rows, metrics in measured_parts(state):
+    for part, rows, metrics in measured_parts(state.config, state.split):
         embeddings, features = embed_with_features(state, rows)
         found |= measure_embeddings(state, part, rows, metrics, embeddings)
         space = space_of(features, state.table, rows)
