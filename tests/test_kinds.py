@@ -210,11 +210,13 @@ def _spaces():
         "unknown": Space(points, labels + 100 * query, query=query, gallery=~query),
         "open": Space(points, torch.where(labels < 2, labels + 100 * query, labels), query=query, gallery=~query),
         "groups": Space(points, labels, group=labels),
+        "sources": Space(points, labels, source=labels % 2),
+        "a source without matches": Space(points, torch.where(labels < 3, torch.arange(24), labels), source=labels < 3),
     }
 
 
 @pytest.mark.parametrize("roles", _spaces())
-@pytest.mark.parametrize("name", [*names("metrics"), "cmc(unmatched='miss')", "fnir(threshold=0.5)"])
+@pytest.mark.parametrize("name", [*names("metrics"), "cmc(unmatched='miss')", "fnir(threshold=0.5)", "harmonic(metric='baus')"])
 def test_a_metric_rejects_labels_before_it_reads_embeddings(name, roles):
     metric, arguments = bind("metrics", name)
     space = _spaces()[roles]

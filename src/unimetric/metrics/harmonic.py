@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from unimetric import kinds
 from unimetric.geometry.space import Space
-from unimetric.metrics.per_source import inner_depth, per_source
+from unimetric.metrics.per_source import check_parts, inner_depth, per_source
 
 
-@kinds.metric(depth=inner_depth)
+@kinds.metric(depth=inner_depth, needs=check_parts)
 def harmonic(space: Space, *, metric: str = "recall(k=1)") -> float:
     """Harmonic mean of the scores of all datasets. The worst dataset has the largest effect.
 

@@ -14,7 +14,22 @@ def inner_depth(space: Space, *, metric: str) -> int:
     return completed("metrics", measure).depth(space, **arguments) if space.sources == 1 else 0
 
 
-@kinds.metric(depth=inner_depth)
+def divide(space: Space) -> dict[str, Space]:
+    """Return the space of each dataset with queries."""
+    if space.sources == 1:  # reuse the search of the whole space
+        return {space.source_names[0]: space}
+    parts = {name: space.within(space.source == number) for number, name in enumerate(space.source_names)}
+    return {name: part for name, part in parts.items() if part.queries}
+
+
+def check_parts(space: Space, *, metric: str) -> None:
+    """Raise an error if labels, queries and gallery of a dataset do not suffice for the inner metric."""
+    measure, arguments = bind("metrics", metric)
+    for part in divide(space).values():
+        completed("metrics", measure).check(part, **arguments)
+
+
+@kinds.metric(depth=inner_depth, needs=check_parts)
 def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]:
     """Metric of each dataset alone, with its queries and its gallery.
 
@@ -27,7 +42,4 @@ def per_source(space: Space, *, metric: str = "recall(k=1)") -> dict[str, float]
         metric: Spec string of a metric over queries that returns one value.
     """
     measure, arguments = bind("metrics", metric)
-    if space.sources == 1:  # reuse the search of the whole space
-        return {space.source_names[0]: measure(space, **arguments)}
-    parts = {name: space.within(space.source == number) for number, name in enumerate(space.source_names)}
-    return {name: measure(part, **arguments) for name, part in parts.items() if part.queries}
+    return {name: measure(part, **arguments) for name, part in divide(space).items()}
