@@ -51,8 +51,15 @@ def test_values_are_those_of_the_smaller_embeddings(config: RunConfig, tmp_path)
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [({"dims": [0]}, "at least 1"), ({"dims": [9]}, "at most the dimension 8"), ({"precisions": ["int4"]}, "unknown precision `int4`")],
+    [
+        ({"dims": [0]}, "at least 1"),
+        ({"dims": [9]}, "at most the dimension 8"),
+        ({"precisions": ["int4"]}, "unknown precision `int4`"),
+        ({"dims": [2], "geometry": "euclidean"}, "require cosine similarity, but the run has euclidean"),
+        ({"precisions": ["int8"], "loss": "hyperbolic"}, "require cosine similarity, but the run has poincare"),
+    ],
 )
-def test_rejects_invalid_compression(arguments: dict, problem: str, config: RunConfig) -> None:
+def test_rejects_invalid_compression(arguments: dict, problem: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unimetric.analysis.evaluate.embed_all", lambda *_, **__: pytest.fail("images were embedded"))
     with pytest.raises(UnimetricError, match=problem):
         evaluate(config, **arguments)

@@ -16,13 +16,24 @@ from unimetric.errors import UnimetricError, closest
 PRECISIONS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}
 
 
-def check_compression(dims: Sequence[int], precisions: Sequence[str]) -> None:
-    """Reject an unknown precision or a dimension below 1 before any image is embedded."""
+def check_compression(dims: Sequence[int], precisions: Sequence[str], *, dim: int | None = None, geometry: str = "cosine") -> None:
+    """Reject what embeddings cannot be compressed to, before any image is embedded.
+
+    Args:
+        dims: Numbers of first dimensions to keep.
+        precisions: Names out of `PRECISIONS`.
+        dim: Dimension of the embeddings, if it is known.
+        geometry: Geometry of the embeddings.
+    """
     for name in precisions:
         if name not in PRECISIONS:
             raise UnimetricError(f"unknown precision `{name}`", closest(name, PRECISIONS))
     if min(dims, default=1) < 1:
         raise UnimetricError(f"`dims` must be at least 1, got {min(dims)}", "use `--dims 32,64,128`")
+    if dim is not None and max(dims, default=1) > dim:
+        raise UnimetricError(f"`dims` must be at most the dimension {dim}, got {max(dims)}", "use smaller `--dims`")
+    if (dims or precisions) and geometry != "cosine":
+        raise UnimetricError(f"`dims` and `precisions` require cosine similarity, but the run has {geometry}", "remove them")
 
 
 def compress(
@@ -36,10 +47,9 @@ def compress(
         precisions: Names out of `PRECISIONS`. `int8` divides each vector by its largest coordinate; `binary` keeps the signs.
 
     Raises:
-        UnimetricError: The embeddings have fewer dimensions.
+        UnimetricError: The embeddings have fewer dimensions, or a precision is unknown.
     """
-    if dims and max(dims) > embeddings.shape[1]:
-        raise UnimetricError(f"`dims` must be at most the dimension {embeddings.shape[1]}, got {max(dims)}", "use smaller `--dims`")
+    check_compression(dims, precisions, dim=embeddings.shape[1])
     if "binary" in precisions and not (embeddings < 0).any():
         message = "`binary` keeps the signs, but no coordinate is negative, so all embeddings become equal; add a head, such as `linear`"
         logging.getLogger("unimetric").warning(message)

@@ -95,6 +95,8 @@ def evaluate(
         config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
         config = overridden(config, overrides, run)
     loss = loss_with_geometry(config, model.dim)
+    geometry = place(torch.zeros(1, model.dim), loss, config.geometry)[1]["geometry"]
+    check_compression(dims, precisions, dim=model.dim, geometry=geometry)
     fabric = open_fabric(config)
     table, split = read_table(config)
     table = replace(table, group_rule=group_rule or table.group_rule)
@@ -124,8 +126,6 @@ def evaluate(
     if note is not None and part == "test" and stored is not None and (text := check_threshold(stored, space)):
         note(text)
     numbers = numbers_of(space, texts, rerank=rerank, level=level, names=names, per_class=per_class)
-    if (dims or precisions) and space.geometry != "cosine":
-        raise UnimetricError(f"`dims` and `precisions` require cosine similarity, but the run has {space.geometry}", "remove them")
     for name, smaller in compress(embeddings, dims, precisions):
         numbers |= {f"{text}/{name}": value for text, value in numbers_of(space_of(smaller, table, rows), texts, rerank=rerank).items()}
     return numbers

@@ -23,7 +23,7 @@ def divide(space: Space) -> dict[str, Space]:
 
 
 def check_parts(space: Space, *, metric: str) -> None:
-    """Raise an error if labels, queries and gallery of a dataset do not suffice for the inner metric."""
+    """Raise an error if the labels or roles of a dataset do not suffice for the inner metric."""
     measure, arguments = bind("metrics", metric)
     for part in divide(space).values():
         completed("metrics", measure).check(part, **arguments)
