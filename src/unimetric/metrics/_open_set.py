@@ -28,12 +28,6 @@ def find_known(space: Space) -> Int[Tensor, "K"]:
     return space.matched
 
 
-def check_open_set(space: Space) -> None:
-    """Raise an error if there are no queries of known classes, or none of unknown ones."""
-    find_known(space)
-    find_unknown(space)
-
-
 def threshold_at(scores: Float[Tensor, "U"], rate: float) -> float:
     """Return the lowest score that at most this fraction of the scores exceeds.
 

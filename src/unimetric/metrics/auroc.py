@@ -6,10 +6,10 @@ import torch
 
 from unimetric.geometry.space import Space
 from unimetric.kinds import metric
-from unimetric.metrics._open_set import check_open_set, find_known, find_unknown
+from unimetric.metrics._open_set import find_known, find_unknown
 
 
-@metric(needs=check_open_set)
+@metric(needs=lambda space: (find_known(space), find_unknown(space)))
 def auroc(space: Space) -> float:
     """Probability that a known-class query has a nearer neighbor than an unknown-class one.
 

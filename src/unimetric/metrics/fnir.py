@@ -7,13 +7,13 @@ from typing import Annotated
 from unimetric.arguments import Count, Range, Real
 from unimetric.geometry.space import Average, Space
 from unimetric.kinds import metric
-from unimetric.metrics._open_set import check_open_set, find_known, find_unknown, threshold_at
+from unimetric.metrics._open_set import find_known, find_unknown, threshold_at
 
 
 def _needs(space: Space, fpir: float, threshold: float | None, rank: int) -> None:
-    if threshold is None:  # queries of unknown classes choose it
-        check_open_set(space)
     find_known(space)
+    if threshold is None:  # queries of unknown classes choose it
+        find_unknown(space)
 
 
 @metric(better="lower", needs=_needs)
