@@ -49,6 +49,28 @@ def test_held_out_classes_keep_all_their_pictures() -> None:
     assert not set(labels[split.train]) & set(labels[split.validation])
 
 
+def union_of_two() -> Table:
+    source = np.arange(48) % 2
+    labels = np.arange(48) // 8 * 2 + source  # twelve classes of four images, six of each dataset
+    return Table(tuple(map(str, range(48))), labels, tuple("abcdefghijkl"), labels < 6, source=source, source_names=("birds", "cars"))
+
+
+def test_whole_dataset_keeps_all_training_images() -> None:
+    table = union_of_two()
+    split = few_shot(table, shots=1, whole=("cars",))
+    rows_of = [split.train[table.source[split.train] == source] for source in (0, 1)]
+    assert table.labels[rows_of[0]].tolist() == [0, 2, 4]
+    assert rows_of[1].tolist() == np.flatnonzero(table.train & (table.source == 1)).tolist()
+    assert split.test.tolist() == standard(table).test.tolist()
+    assert few_shot(table, shots=1, whole=("birds", "cars")).train.tolist() == standard(table).train.tolist()
+
+
+def test_rejects_unknown_whole_dataset() -> None:
+    with pytest.raises(UnimetricError, match="must name datasets of the table, got car") as caught:
+        few_shot(union_of_two(), whole=("car",))
+    assert caught.value.hint == "did you mean `cars`?"
+
+
 def test_no_shot_is_refused() -> None:
     with pytest.raises(UnimetricError, match="shots"):
         few_shot(table(), shots=0)

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from unimetric.arguments import Count, Range, Seed
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, closest
 from unimetric.images.pack import located, opened
 from unimetric.images.table import Split, Table
 from unimetric.splits._file import read
@@ -30,13 +30,21 @@ _NAMES = {
 
 
 def few_shot(
-    table: Table, *, shots: Count = 1, validation: Annotated[float, Range(0, below=1)] = 0.0, seed: Seed = 0, path: str = ""
+    table: Table,
+    *,
+    shots: Count = 1,
+    whole: tuple[str, ...] = (),
+    validation: Annotated[float, Range(0, below=1)] = 0.0,
+    seed: Seed = 0,
+    path: str = "",
 ) -> Split:
     """Training classes with k images each, and the standard test classes.
 
     Images are drawn without replacement. A class with fewer than k images repeats some of them, as
     in the authors' code, so that every class has the same weight. With the same seed, fewer shots
     are a subset of more.
+
+    With `whole`, some datasets of a union keep all their training images and so dominate the others.
 
     With `path`, the images are those of the authors' lists: one pickle `dataset_NAME_shot_K.pkl` per
     dataset, with a list `im_paths`. An image is found by its file name and the folder above it. The
@@ -50,17 +58,22 @@ def few_shot(
     Args:
         table: Table of the dataset, or the union of several.
         shots: Number of images per training class. The paper uses 1, 2, 4, 8 and 16.
+        whole: Names of datasets that keep all their training images.
         validation: Fraction of the training classes held out to select the best epoch, with all
             their images. 0 for none.
         seed: Seed of the images, and of the held-out classes.
         path: Folder of the authors' lists. Empty to draw the images at random.
     """
+    if unknown := [name for name in whole if name not in table.source_names]:
+        raise UnimetricError(f"`whole` must name datasets of the table, got {unknown[0]}", closest(unknown[0], table.source_names))
     split = standard(table, validation=validation, seed=seed)
+    is_whole = np.isin(table.source[split.train], [table.source_names.index(name) for name in whole])
+    few = replace(split, train=split.train[~is_whole])
     if path:
-        rows = np.concatenate([_listed_rows(table, split, source, shots, path) for source in np.unique(table.source[split.train])])
+        rows = [_listed_rows(table, few, source, shots, path) for source in np.unique(table.source[few.train])]
     else:
-        rows = _drawn_rows(table, split, shots, seed)
-    return replace(split, train=np.sort(rows), name=f"few_shot({shots})")
+        rows = [_drawn_rows(table, few, shots, seed)]
+    return replace(split, train=np.sort(np.concatenate([*rows, split.train[is_whole]])), name=f"few_shot({shots})")
 
 
 def _drawn_rows(table: Table, split: Split, shots: int, seed: int) -> np.ndarray:
