@@ -98,6 +98,25 @@ def test_torchmetrics_is_not_imported(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
+def test_fabric_is_imported_once_from_pytorch_lightning(tmp_path: Path) -> None:
+    """`pytorch-lightning` contains `lightning_fabric`, but is no distribution `lightning-fabric`."""
+    (tmp_path / "lightning.py").write_text("raise SystemExit('lightning is imported, too')")
+    code = """
+import importlib.metadata
+known = importlib.metadata.version
+def version(name):
+    if name == "lightning-fabric":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version = version
+import unimetric.runs.device as device
+assert device.Fabric.__module__.startswith("lightning_fabric") and device.VERSION[0].isdigit(), device.VERSION
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_one_device_does_not_look_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def initialize() -> bool:
         raise AssertionError("MPI was initialized")

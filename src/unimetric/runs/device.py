@@ -14,7 +14,6 @@ import platform
 import sys
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,22 +40,21 @@ else:
         # Fabric imports torchmetrics, where it is installed, only to compare its version. None makes that import fail.
         hidden = sys.modules.setdefault("torchmetrics", None) is None
         try:
+            # `pytorch-lightning` contains the same package, so its version is not always that of a distribution `lightning-fabric`.
             from lightning_fabric import Fabric
+            from lightning_fabric import __version__ as VERSION
             from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
             from lightning_fabric.plugins.environments import LightningEnvironment
             from lightning_fabric.strategies import DDPStrategy
         finally:
             if hidden:
                 del sys.modules["torchmetrics"]
-
-        VERSION = version("lightning-fabric")  # raises an ImportError if only `lightning` is installed
-    except ImportError:
+    except ImportError:  # only `lightning` is installed
+        from lightning import __version__ as VERSION
         from lightning.fabric import Fabric
         from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
         from lightning.fabric.plugins.environments import LightningEnvironment
         from lightning.fabric.strategies import DDPStrategy
-
-        VERSION = version("lightning")
 
 
 __all__ = ["VERSION", "CSVLogger", "DDPStrategy", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric"]
