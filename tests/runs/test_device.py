@@ -117,6 +117,13 @@ assert device.Fabric.__module__.startswith("lightning_fabric") and device.VERSIO
     assert done.returncode == 0, done.stderr
 
 
+def test_attention_is_not_computed_by_cudnn() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    open_fabric(RunConfig(device="cpu"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
 def test_one_device_does_not_look_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def initialize() -> bool:
         raise AssertionError("MPI was initialized")

@@ -89,6 +89,9 @@ def open_fabric(config: RunConfig, *, loggers: Any = None, several: bool = False
         raise UnimetricError(f"`device = {config.device!r}` requires a CUDA device", "use `device = 'cpu'` or `device = 'auto'`")
     _silence_lightning()
     _keep_compiled()
+    # From torch 2.11 on, cuDNN computes attention on H100, H200 and B200. Its results are sometimes wrong or not finite (pytorch/pytorch
+    # issues 166211, 193893, 196678). Probably for that reason, three of eight starts of a ViT on a busy H200 had NaN before the first step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     precision = config.precision if config.precision != "auto" else ("bf16-mixed" if cuda else "32-true")
     if not cuda:
         keep_freed_memory()
