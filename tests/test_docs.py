@@ -93,21 +93,23 @@ def test_epochs_of_why_short_runs_mislead() -> None:
         "R-margin": "split8_200_r_margin",
         "S2SD": "split8_200_s2sd",
     }
-    page, second = (ROOT / "docs" / "why-short-runs-mislead.md").read_text().split("## A second dataset")
+    page, second, third = re.split("## A second dataset|## Several datasets", (ROOT / "docs" / "why-short-runs-mislead.md").read_text())
     check_epochs(page, named, "oodml.json", early=25, late=200)
     losses = ("triplet", "contrastive")
     named = {"margin": "cub150_margin06", "R-margin": "cub150_r_margin"}
     named |= {loss: f"cub150_{loss}" for loss in losses} | {f"R-{loss}": f"cub150_r_{loss}" for loss in losses}
     check_epochs(second, named, "cub200.json", early=15, late=135)
+    named = {"linear embedding": "imb_linear", "static adapter": "imb_static", "stochastic adapter": "imb_stochastic"}
+    check_epochs(third, named, "universal.json", early=20, late=100, metric="test/harmonic")
 
 
-def check_epochs(page: str, named: dict[str, str], file: str, *, early: int, late: int) -> None:
+def check_epochs(page: str, named: dict[str, str], file: str, *, early: int, late: int, metric: str = "test/recall(k=1)") -> None:
     runs = json.loads((ROOT / "results" / file).read_text())["runs"]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if re.search(r"^\| .*\d\.\d", line)]
     assert sorted(label for label, *_ in rows) == sorted(named)
     for label, *cells in rows:
         curves = [run["curve"] for key, run in runs.items() if re.fullmatch(rf"{named[label]}_\d", key)]
-        recalls = [dict(zip(curve["epoch"], curve["test/recall(k=1)"], strict=True)) for curve in curves]
+        recalls = [dict(zip(curve["epoch"], curve[metric], strict=True)) for curve in curves if late in curve["epoch"]]
         best = [max(recall, key=recall.__getitem__) for recall in recalls]
         values = [
             [100 * recall[early] for recall in recalls],
