@@ -174,6 +174,8 @@ def test_open_set_metrics_need_unknown_queries(crowd):
         with pytest.raises(UnimetricError, match="whose class is not in the gallery") as error:
             measure(space, ["recall(k=1)", text])
         assert error.value.message.startswith(f"`{text}`: ")
+    with pytest.raises(UnimetricError, match=r"^`baus`: .* whose class is not in the gallery"):
+        interval(space, "baus")
 
 
 def components_slowly(points, threshold):

@@ -98,7 +98,8 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
     if method not in ("bootstrap", "wilson"):
         raise UnimetricError(f"unknown interval method `{method}`", closest(method, ("bootstrap", "wilson")))
     metric, arguments = bind("metrics", text)
-    value = metric(space, **arguments)
+    with _naming(text):
+        value = metric(space, **arguments)
     if not isinstance(value, Average):
         raise UnimetricError(f"an interval requires a mean over queries, got `{text}`", "use recall, map_at_r, ...")
     if method == "wilson":
