@@ -84,7 +84,8 @@ class RunConfig:
         residence: Location of packed images: `device`, `host`, `stream` (decoded on demand) or `auto`.
         workers: Processes that decode streamed images.
         on_bad_picture: `error` stops at an unreadable image; `skip` skips and lists it.
-        logger: `tensorboard`, `csv`, `wandb`, `mlflow` or `none`.
+        logger: `tensorboard`, `csv`, `wandb`, `mlflow` or `none`. mlflow writes to `mlflow.db` in the run folder, or to
+            `MLFLOW_TRACKING_URI`.
     """
 
     dataset: str = "glyphs"

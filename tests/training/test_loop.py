@@ -27,6 +27,7 @@ from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.images.loading import Resident, Streamed
+from unimetric.runs.device import CSVLogger
 from unimetric.runs.display import Display
 from unimetric.runs.weights import read_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
@@ -480,6 +481,18 @@ def test_the_table_of_a_run_that_went_on_is_whole(config: RunConfig, tmp_path: P
     train(changed(config, epochs=2, logger="csv"), folder, quiet=True)
     rows = (folder / "csv" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 1 + len(lines(folder)) == 4
+
+
+def test_loggers_are_told_how_a_run_ended(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mlflow and wandb show a run as running until its logger is closed."""
+    ends = []
+    monkeypatch.setattr(CSVLogger, "finalize", lambda _, status: ends.append(status))
+    (tmp_path / "runaway.py").write_text("def runaway(progress, epochs):\n    return 1.0 if progress < 1 else 1e38\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with trusting("runaway"), pytest.raises(UnimetricError, match="not finite"):
+        train(changed(config, schedule="runaway.runaway", loss="n_pair", logger="csv"), tmp_path / "broken", quiet=True)
+    train(changed(config, epochs=1, logger="csv"), tmp_path / "run", quiet=True)
+    assert ends == ["failed", "success"]
 
 
 def test_a_logger_that_is_not_installed_says_so(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

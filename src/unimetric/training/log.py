@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +106,9 @@ def open_logger(config: RunConfig, folder: Path) -> Any:
         if config.logger == "mlflow":
             from lightning.pytorch.loggers import MLFlowLogger
 
-            return MLFlowLogger(run_name=folder.name, experiment_name="unimetric", save_dir=str(folder / "mlflow"))
+            uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve()}/mlflow.db")
+            place = str(folder.resolve() / "mlflow")
+            return MLFlowLogger(run_name=folder.name, experiment_name="unimetric", tracking_uri=uri, artifact_location=place)
     except ModuleNotFoundError as error:
         raise UnimetricError(
             f"`logger = {config.logger!r}`: {error}", f"pip install lightning {config.logger}, or write `logger = 'none'`"
@@ -128,7 +133,7 @@ class Log:
             return
         valid = finished_lines(folder, upto)
         write_text(self.path, "".join(f"{line}\n" for line in valid))
-        if any(isinstance(logger, CSVLogger) for logger in fabric.loggers):  # it truncates its file
+        if not any(isinstance(logger, TensorBoardLogger) for logger in fabric.loggers):  # all others start over
             for line in valid:
                 self._send(json.loads(line))
 
@@ -188,16 +193,32 @@ def write_skipped(state: TrainingState, folder: Path) -> None:
         state.display.line(f"skipped {line}")
 
 
+@contextmanager
+def closed_loggers(fabric: Fabric) -> Iterator[None]:
+    """Close the loggers at the end of the block.
+
+    A run that is interrupted or has an error is closed as failed, so that no service shows it as running.
+
+    Args:
+        fabric: Fabric of the run, after its launch.
+    """
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in fabric.loggers:
+            logger.finalize(status)
+
+
 def finish(fabric: Fabric, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Close the loggers, write `done`, and return the result.
+    """Write `done`, and return the result.
 
     Args:
         fabric: Fabric of the run.
         folder: Run folder.
         result: Log line of the best epoch.
     """
-    for logger in fabric.loggers:
-        logger.finalize("success")
     if fabric.global_rank == 0:
         write_text(folder / "done", json.dumps(result))
     return result

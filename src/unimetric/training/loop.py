@@ -19,7 +19,7 @@ from unimetric.training.batches import Batch, batches
 from unimetric.training.checkpoint import check_data, resume, save_checkpoint, write_best
 from unimetric.training.distributed import average_gradients, gather, local_gradients
 from unimetric.training.gains import log_watched, measure_gains
-from unimetric.training.log import Log, finish, format_log_line, log_starting_point, open_logger, write_skipped
+from unimetric.training.log import Log, closed_loggers, finish, format_log_line, log_starting_point, open_logger, write_skipped
 from unimetric.training.progress import Meter
 from unimetric.training.ranks import RankWatch
 from unimetric.training.signals import Signals
@@ -54,6 +54,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     main = fabric.global_rank == 0
 
     with RankWatch(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
+        held.enter_context(closed_loggers(fabric))
+
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
         state = build_training_state(config, fabric, display)
         check_data(state, folder)
