@@ -10,7 +10,17 @@ B batch size, D dimension, R references (the batch itself, or a memory).
 from __future__ import annotations
 
 from unimetric.geometry.draws import CounterRNG, draw, seed_dice, uniform
-from unimetric.geometry.masks import compact_rows, exclusion, log1p_sum_exp, log_sum_exp, masked_max, masked_mean, masked_min, masked_sum
+from unimetric.geometry.masks import (
+    at_most_zero,
+    compact_rows,
+    exclusion,
+    log1p_sum_exp,
+    log_sum_exp,
+    masked_max,
+    masked_mean,
+    masked_min,
+    masked_sum,
+)
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_indices, as_pairs, compare, match
 from unimetric.geometry.poincare import poincare, poincare_mean, to_ball
 from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, gram, unit, upcast_half
@@ -25,6 +35,7 @@ __all__ = [
     "Triplets",
     "as_indices",
     "as_pairs",
+    "at_most_zero",
     "class_cosines",
     "compact_rows",
     "compare",

@@ -49,6 +49,14 @@ def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Fl
     return torch.nn.functional.softplus(log_sum_exp(values, mask))
 
 
+def at_most_zero(values: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    """Return min(value, 0), whose slope at 0 is 1, as for the largest of some differences to their maximum.
+
+    The slope of `clamp` at its bound is 1 or 0, depending on the version of PyTorch.
+    """
+    return torch.where(values > 0, 0, values)
+
+
 def masked_max(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
     """Return the largest masked entry of each row, or -inf if there are none."""
     return torch.where(mask, values, -math.inf).amax(-1)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unimetric.arguments import NonNegative, Positive
-from unimetric.geometry import Memory, cosines, match, poincare, to_ball, upcast_half
+from unimetric.geometry import Memory, at_most_zero, cosines, match, poincare, to_ball, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -99,6 +99,6 @@ def _log_sum_exp_by(view: Int[Tensor, "R"], score: Float[Tensor, "B R"], mask: B
     view = view.expand_as(score)
     top = torch.full_like(score, low).scatter_reduce(1, view, torch.where(mask, score, low).detach(), "amax")
     # Entries outside the mask are dropped below; the cap keeps them from overflowing first.
-    share = torch.where(mask, (score - top.gather(1, view)).clamp_max(0).exp(), 0)
+    share = torch.where(mask, at_most_zero(score - top.gather(1, view)).exp(), 0)
     total = torch.zeros_like(score).scatter_add(1, view, share)
-    return torch.where(total > 0, top + total.clamp_min(1).log(), low)
+    return torch.where(total > 0, top + torch.where(total > 0, total, 1).log(), low)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.arguments import Positive
-from unimetric.geometry import Memory, compare, log_sum_exp, masked_max, masked_mean, masked_sum, upcast_half
+from unimetric.geometry import Memory, at_most_zero, compare, log_sum_exp, masked_max, masked_mean, masked_sum, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -57,7 +57,7 @@ class SupCon(Loss):
         alike = names[:, None] == names[None, :] if memory is None else (names[:, None] == names[None, :]) & memory.valid
         view = alike.tril(-1).sum(-1)  # (R,) number of earlier samples of its class
         top = masked_max(logits.detach(), pairs.positive | pairs.negative)[:, None]
-        logits = (logits - torch.where(top.isfinite(), top, 0)).clamp_max(0)  # without the cap, the anchor itself would overflow
+        logits = at_most_zero(logits - torch.where(top.isfinite(), top, 0))  # without the cap, the anchor itself would overflow
         rivals = torch.where(pairs.negative, logits.exp(), 0)
         # (B, R): column v sums an anchor's negatives of view v
         views = torch.zeros_like(rivals).scatter_add(1, view.expand_as(rivals), rivals)
