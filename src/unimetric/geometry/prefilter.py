@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,9 @@ def _fastest_engine() -> str:
     threads of XNNPACK, which `qnnpack` calls, wait actively: on x86 they slow down everything between two
     products.
     """
-    engines = torch.backends.quantized.supported_engines
-    if "onednn" in engines and platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported():
+    if platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return "onednn"
-    return "qnnpack" if "qnnpack" in engines else ""
+    return "qnnpack" if "qnnpack" in torch.backends.quantized.supported_engines else ""
 
 
 _ENGINE = _fastest_engine()
@@ -68,7 +67,25 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     """
     fast = len(points) >= 4 * _SIDE and (platform.machine() in ("aarch64", "arm64") or torch.cpu._is_vnni_supported())
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
-    return bool(_ENGINE) and fast and kind and k <= 32 and _count_bytes(points, k) <= memory
+    return fast and kind and k <= 32 and _count_bytes(points, k) <= memory and multiplies(_ENGINE)
+
+
+@cache
+def multiplies(engine: str) -> bool:
+    """Return whether a library multiplies signed integers, which QNNPACK does in some versions of PyTorch only.
+
+    Args:
+        engine: Library of `_fastest_engine`.
+    """
+    if not engine:
+        return False
+    try:
+        with _engine(engine):
+            block = _Block.of(torch.eye(64, dtype=torch.float32, device="cpu"), 0.0)
+            _codes(engine, block, block, 1 / 16)
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def _count_bytes(points: Float[Tensor, "N D"], k: int, side: int = _SIDE) -> int:
@@ -96,7 +113,7 @@ def prefilter_neighbors(
     points = points.detach()
     largest = points.abs().amax(1)
     spare = max(0, memory - _count_bytes(points, k, side))
-    with _engine(), torch.autocast("cpu", enabled=False), _workers(1 + spare // (2 * side**2)) as pool:
+    with _engine(_ENGINE), torch.autocast("cpu", enabled=False), _workers(1 + spare // (2 * side**2)) as pool:
         # A block shares one scale, so its points should have similar largest entries.
         plan = _plan(points, list(largest.argsort().split(side)), float(largest.max()), k, pool)
         return None if plan is None else _search(points, plan, k, barred, pool)
@@ -116,13 +133,15 @@ class _Block:
     """Points in eight bits that share one scale.
 
     Args:
-        rounded: (R, D) points in eight bits.
+        rounded: (R, D) integers from -127 to 127.
+        scale: Length of one step of an integer.
         error: Rounding error |a - â| of each point.
         length: Norm |a| of each point.
         rounded_length: Norm |â| of each rounded point.
     """
 
-    rounded: Tensor
+    rounded: Int8[Tensor, "R D"]
+    scale: float
     error: Float[Tensor, "R"]
     length: Float[Tensor, "R"]
     rounded_length: Float[Tensor, "R"]
@@ -133,36 +152,39 @@ class _Block:
 
         The scales of the kernels have a limited range.
         """
-        rounded = torch.quantize_per_tensor(points, max(float(points.abs().max()), least) / 127, 0, torch.qint8)
-        plain = rounded.dequantize()
-        return cls(rounded, (points - plain).norm(dim=1), points.norm(dim=1), plain.norm(dim=1))
+        scale = max(float(points.abs().max()), least) / 127
+        whole = (points / scale).round_()
+        rounded = whole.to(torch.int8)
+        plain = whole.mul_(scale)
+        return cls(rounded, scale, (points - plain).norm(dim=1), points.norm(dim=1), plain.norm(dim=1))
 
     @cached_property
-    def _packed(self) -> Any:
-        return torch.ops.quantized.linear_prepack(self.rounded, None)
+    def shifted(self) -> UInt8[Tensor, "R D"]:
+        """The integers plus 128: oneDNN requires a left factor without sign."""
+        return (self.rounded ^ -128).view(torch.uint8)
 
     @cached_property
-    def _left(self) -> Tensor:
-        """The points as the left factor of a product: oneDNN adds 128 to its integers."""
-        if _ENGINE != "onednn":
-            return self.rounded
-        shifted = (self.rounded.int_repr().short() + 128).to(torch.uint8)
-        return torch._make_per_tensor_quantized_tensor(shifted, self.rounded.q_scale(), 128)
+    def packed(self) -> Tensor:
+        """The integers as the right factor of oneDNN."""
+        return torch.ops.onednn.qlinear_prepack(self.rounded, None)
+
+    @cached_property
+    def quantized(self) -> Tensor:
+        """The integers as QNNPACK requires them."""
+        return torch._make_per_tensor_quantized_tensor(self.rounded, self.scale, 0)
+
+    @cached_property
+    def prepacked(self) -> Any:
+        """The integers as the right factor of QNNPACK, which stores the step of its first product."""
+        return torch.ops.quantized.linear_prepack(self.quantized, None)
 
     def codes(self, other: _Block, step: float) -> _Codes:
         """Return rounded scores with another block, in integer steps.
 
         The lowest code is zero and everything below; the highest is everything too high for eight bits. A block
-        requires the same step each time, because its packed weights store the first one.
+        requires the same step each time.
         """
-        kind, lowest, _ = code_range()
-        if not _ENGINE:
-            # Sums of integers below 2**53 are exact in float64.
-            product = self.rounded.int_repr().double() @ other.rounded.int_repr().double().T
-            steps = product * (self.rounded.q_scale() * other.rounded.q_scale() / step)
-            return (steps.round().clamp(0, 255) + lowest).to(kind)
-        score = torch.ops.quantized.linear(self._left, other._packed, step, lowest)
-        return torch.empty(0, dtype=kind).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
+        return _codes(_ENGINE, self, other, step)
 
     def error_bound(self, other: _Block, step: float) -> Float[Tensor, "R"]:
         """Return how far the score of a row with any point of another block may be above its code.
@@ -172,6 +194,20 @@ class _Block:
         """
         bound = 1.001 * (self.error * other.length.max() + self.rounded_length * other.error.max())
         return bound + 2e-7 * self.rounded.shape[1] * self.length * other.length.max() + step
+
+
+def _codes(engine: str, left: _Block, right: _Block, step: float) -> _Codes:
+    """Compute `_Block.codes` with a library."""
+    if engine == "onednn":
+        scale, zero = right.length.new_tensor([right.scale]), right.rounded.new_zeros(1, dtype=torch.int64)
+        product: Any = torch.ops.onednn.qlinear_pointwise
+        return product(left.shifted, left.scale, 128, right.packed, scale, zero, None, step, 0, torch.uint8, "none", [], "")
+    if engine == "qnnpack":
+        score = torch.ops.quantized.linear(left.quantized, right.prepacked, step, -128)
+        return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
+    # Sums of integers below 2**53 are exact in float64.
+    steps = left.rounded.double() @ right.rounded.double().T * (left.scale * right.scale / step)
+    return (steps.round().clamp(0, 255) - 128).to(torch.int8)
 
 
 @dataclass(frozen=True)
@@ -416,16 +452,17 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
 
 
 @contextmanager
-def _engine() -> Iterator[None]:
-    """Use the library for eight-bit products, and restore the previous one afterwards."""
+def _engine(name: str) -> Iterator[None]:
+    """Let PyTorch multiply with QNNPACK if it is the library, and restore the previous one afterwards."""
+    if name != "qnnpack":
+        yield
+        return
     before = torch.backends.quantized.engine
-    if _ENGINE:
-        torch.backends.quantized.engine = _ENGINE
+    torch.backends.quantized.engine = name
     try:
         yield
     finally:
-        if _ENGINE:
-            torch.backends.quantized.engine = before
+        torch.backends.quantized.engine = before
 
 
 @contextmanager
