@@ -13,7 +13,7 @@ QUICK := tests/geometry tests/losses tests/miners tests/metrics tests/splits tes
 # Benchmarks that need no index, run or images.
 BENCHMARKS := losses growth objectives samplers evaluation start step crt shift universal stores indexing export embedding stages
 
-.PHONY: demo quick test check style types configs studies wheel bench docs results browser clean
+.PHONY: demo quick test newest check style types configs studies wheel bench docs results browser clean
 
 demo: $(VENV)/base            ## train on characters, test on characters that were not trained on
 	$(BIN)/unimetric demo
@@ -23,6 +23,11 @@ quick: $(VENV)/ready          ## the tests to run between edits
 
 test: $(VENV)/ready           ## every test; real images too if UNIMETRIC_DATA is set
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+newest:                       ## the tests with the newest version of every package, in another environment
+	rm -f .newest/ready
+	$(MAKE) VENV=.newest PIP='.newest/bin/pip install --quiet --disable-pip-version-check --upgrade' .newest/ready
+	.newest/bin/python -m pytest -n 2 --dist worksteal --ignore tests/compat  # its values depend on the version of torch
 
 check: style types configs studies ## style, types, imports, every config and the papers' protocols; `make -j2 check` is faster
 
@@ -76,4 +81,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $(VENV)/base $@
 
 clean:
-	rm -rf $(VENV) runs build site
+	rm -rf $(VENV) .newest runs build site

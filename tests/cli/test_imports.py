@@ -56,3 +56,19 @@ def test_importing_does_nothing_once_pytorch_is_loaded() -> None:
     with importing():
         assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
+
+
+def test_messages_after_the_last_line_of_python_are_hidden() -> None:
+    """Those of extensions come after all that Python runs at its end, as those of the first handler here."""
+    code = """
+import atexit, os, sys
+from types import ModuleType
+atexit.register(os.write, 2, b"leaked 64 types")
+from unimetric.cli.imports import importing
+with importing():
+    sys.modules["triton"] = ModuleType("triton")
+atexit.register(os.write, 2, b"closed.")
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "closed.")

@@ -96,4 +96,4 @@ def test_hints_about_float32_precision_are_silent(silent: bool) -> None:
     if silent:
         assert found.stderr == ""
     else:  # so that the test notices when the libraries change their hints
-        assert "Tensor Cores" in found.stderr and "TensorFloat32 tensor cores" in found.stderr
+        assert "Tensor Cores" in found.stderr
