@@ -50,9 +50,10 @@ def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Fl
 
 
 def at_most_zero(values: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """Return min(value, 0), whose slope at 0 is 1, as for the largest of some differences to their maximum.
+    """Return min(value, 0), with a slope of 1 at 0.
 
-    The slope of `clamp` at its bound is 1 or 0, depending on the version of PyTorch.
+    A difference to the maximum of its row is 0 for one entry of the row. The slope of `clamp` at its bound is 1 or 0, depending on
+    the version of PyTorch.
     """
     return torch.where(values > 0, 0, values)
 

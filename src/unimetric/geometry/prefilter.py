@@ -47,7 +47,7 @@ def _fastest_engine() -> str:
     threads of XNNPACK, which `qnnpack` calls, wait actively: on x86 they slow down everything between two
     products.
     """
-    if platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise"):
+    if platform.machine() in ("x86_64", "AMD64") and torch.cpu._is_vnni_supported():
         return "onednn"
     return "qnnpack" if "qnnpack" in torch.backends.quantized.supported_engines else ""
 
@@ -72,7 +72,9 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
 
 @cache
 def multiplies(engine: str) -> bool:
-    """Return whether a library multiplies signed integers, which QNNPACK does in some versions of PyTorch only.
+    """Return whether PyTorch multiplies signed integers with a library.
+
+    With QNNPACK, only some versions do.
 
     Args:
         engine: Library of `_fastest_engine`.
