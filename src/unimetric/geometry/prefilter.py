@@ -455,7 +455,7 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
 
 @contextmanager
 def _engine(name: str) -> Iterator[None]:
-    """Let PyTorch multiply with QNNPACK if it is the library, and restore the previous one afterwards."""
+    """Select the library of quantized products, and restore the previous one afterwards."""
     if name != "qnnpack":
         yield
         return
