@@ -88,6 +88,16 @@ def test_every_shape_and_kind_of_number_has_a_graph_of_its_own(handed):
     assert len(handed) == 3
 
 
+def test_many_losses_and_shapes_share_the_limit_of_one_call(handed):
+    """Dynamo stores at most eight graphs of a function by default, and all losses begin with the same one."""
+    with torch._dynamo.config.patch(recompile_limit=8):
+        for text in ("contrastive", "sup_con"):
+            minimize = compiled(create("losses", text))
+            for rows in range(4, 24, 4):
+                minimize(embeddings(rows=rows), LABELS[:rows]).backward()
+    assert len(handed) == 10
+
+
 def test_a_setting_that_changes_is_seen(handed):
     loss, z = create("losses", "triplet(miner='hardest')"), embeddings()
     minimise = compiled(loss)
