@@ -15,14 +15,28 @@ from unimetric.geometry.nearest import nearest
 from unimetric.geometry.prefilter import _Block, _engine, _scores, applies, code_range, multiplies, prefilter_neighbors
 
 
+def rejects_signed(engine):
+    before, torch.backends.quantized.engine = torch.backends.quantized.engine, engine
+    try:
+        one = torch._make_per_tensor_quantized_tensor(torch.ones(4, 8, dtype=torch.int8), 0.1, 0)
+        torch.ops.quantized.linear(one, torch.ops.quantized.linear_prepack(one, None), 0.1, 0)
+        return False
+    except RuntimeError as error:
+        return "Expected input data type QUInt8" in str(error)
+    finally:
+        torch.backends.quantized.engine = before
+
+
 @pytest.fixture(autouse=True)
 def products(request, monkeypatch):
     """Eight-bit products of PyTorch, or the float64 products of machines that have none. All run on ARM and on x86 with VNNI."""
     wanted = getattr(request, "param", unimetric.geometry.prefilter._ENGINE)
+    if wanted and wanted not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"PyTorch has no {wanted} here")
     if wanted == "onednn" and platform.machine() == "x86_64" and not torch.cpu._is_vnni_supported():
         pytest.skip("oneDNN saturates without VNNI")
-    if wanted and not multiplies(wanted):
-        pytest.skip(f"PyTorch does not multiply with {wanted} here")
+    if wanted == "qnnpack" and rejects_signed(wanted):
+        pytest.skip("QNNPACK of this version of PyTorch rejects signed integers")
     monkeypatch.setattr(unimetric.geometry.prefilter, "_ENGINE", wanted)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     return wanted
@@ -105,11 +119,11 @@ def test_copies_tie_though_their_scores_are_rounded():
 @ALL
 @pytest.mark.parametrize("kind", ["clustered", "unequal lengths", "outlier", "zeros"])
 @pytest.mark.parametrize("reach", [0.1, 0.5, 2.0])
-def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach, products):
+def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
     points = crowd(kind, count=1200)
     left, right = points[:500], points[500:]
     exact, step = left.double() @ right.double().T, reach / 255
-    with _engine(products):
+    with _engine():
         one, other = _Block.of(left, 1e-3), _Block.of(right, 1e-3)
         codes = one.codes(other, step)
     dtype, lowest, highest = code_range()
@@ -129,7 +143,7 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach, products)
 def test_all_products_give_the_same_codes(monkeypatch, products):
     points = crowd("unequal lengths", count=1200)
     step = 0.5 / 255
-    with _engine(products):
+    with _engine():
         codes = _Block.of(points[:500], 1e-3).codes(_Block.of(points[500:], 1e-3), step)
     scales = [float(part.abs().max()) / 127 for part in (points[:500], points[500:])]
     whole = [(part.double() / scale).round() for part, scale in zip((points[:500], points[500:]), scales, strict=True)]
@@ -161,6 +175,17 @@ def test_it_ends_early_where_it_would_not_help():
 
 
 @ALL
+def test_a_library_that_rejects_signed_integers_is_not_used(monkeypatch, products):
+    assert multiplies() == bool(products)
+
+    def product(*_):
+        raise RuntimeError("Expected input data type QUInt8 but got QInt8")
+
+    monkeypatch.setattr(_Block, "codes", product)
+    assert not multiplies() and not applies(torch.zeros(4 * unimetric.geometry.prefilter._SIDE, 64), 12, 1 << 29)
+
+
+@ALL
 def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch, products):
     points = torch.zeros(4 * unimetric.geometry.prefilter._SIDE, 64)
     if not products:
@@ -179,6 +204,7 @@ def test_it_applies_to_many_points_of_float32_on_some_processors(monkeypatch, pr
         assert applies(points, 12, 1 << 29) == able
 
 
+@ALL
 def test_the_engine_of_the_program_is_put_back():
     before = torch.backends.quantized.engine
     try:
@@ -186,7 +212,7 @@ def test_the_engine_of_the_program_is_put_back():
             torch.backends.quantized.engine = engine
             prefilter_neighbors(crowd("isotropic"), 3)
             assert torch.backends.quantized.engine == engine
-            with pytest.raises(ZeroDivisionError), _engine("qnnpack"):
+            with pytest.raises(ZeroDivisionError), _engine():
                 _ = 1 / 0
             assert torch.backends.quantized.engine == engine
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor import compile_fx
 
 from unimetric.config import load
 from unimetric.runs import display
@@ -97,3 +99,5 @@ def test_hints_about_float32_precision_are_silent(silent: bool) -> None:
         assert found.stderr == ""
     else:  # so that the test notices when the libraries change their hints
         assert "Tensor Cores" in found.stderr
+        warned = "warnings.warn" in inspect.getsource(compile_fx._warn_tf32_disabled)  # torch 2.15 only logs it
+        assert ("TensorFloat32 tensor cores" in found.stderr) == warned

@@ -89,7 +89,7 @@ class _Net(nn.Module):
         super().__init__()
         self.layer, self.token = nn.Linear(64, 64), nn.Parameter(torch.full((64,), 3.0))
         nn.init.normal_(self.layer.bias)
-        trunc_normal_(self.token)  # of timm's networks; PyTorch's own has no bound to reach in all versions
+        trunc_normal_(self.token)  # timm's, as in its networks. PyTorch's own draws again in version 2.15, instead of bounding.
         nn.init.orthogonal_(self.layer.weight)
         self.register_buffer("noise", torch.zeros(64).normal_(), persistent=False)
 

@@ -187,15 +187,16 @@ def test_a_run_in_half_precision_goes_on_with_its_scale(config: RunConfig, tmp_p
     assert scales[0]["scale"] < 2.0**40
 
 
+def diverge(config: RunConfig, folder: Path) -> None:
+    """Train with a schedule from outside that raises the rate to infinity in the second epoch."""
+    (folder.parent / "runaway.py").write_text("def runaway(progress, epochs):\n    return 1.0 if progress < 1 else 1e38\n")
+    with pytest.MonkeyPatch.context() as patch, trusting("runaway"), pytest.raises(UnimetricError, match="not finite"):
+        patch.syspath_prepend(str(folder.parent))
+        train(changed(config, schedule="runaway.runaway", loss="n_pair"), folder, quiet=True)
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(config: RunConfig, tmp_path: Path) -> None:
-    """A schedule from outside that raises the rate to infinity in the second epoch."""
-    (tmp_path / "runaway.py").write_text("def runaway(progress, epochs):\n    return 1.0 if progress < 1 else 1e38\n")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        with trusting("runaway"), pytest.raises(UnimetricError, match="not finite"):
-            train(changed(config, schedule="runaway.runaway", loss="n_pair"), tmp_path / "run", quiet=True)
-    finally:
-        sys.path.remove(str(tmp_path))
+    diverge(config, tmp_path / "run")
     assert all(torch.isfinite(value).all() for value in tensors(tmp_path / "run").values() if value.is_floating_point())
     assert not (tmp_path / "run" / "done").exists()
 
@@ -487,10 +488,7 @@ def test_loggers_are_told_how_a_run_ended(config: RunConfig, tmp_path: Path, mon
     """Mlflow and wandb show a run as running until its logger is closed."""
     ends = []
     monkeypatch.setattr(CSVLogger, "finalize", lambda _, status: ends.append(status))
-    (tmp_path / "runaway.py").write_text("def runaway(progress, epochs):\n    return 1.0 if progress < 1 else 1e38\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with trusting("runaway"), pytest.raises(UnimetricError, match="not finite"):
-        train(changed(config, schedule="runaway.runaway", loss="n_pair", logger="csv"), tmp_path / "broken", quiet=True)
+    diverge(changed(config, logger="csv"), tmp_path / "broken")
     train(changed(config, epochs=1, logger="csv"), tmp_path / "run", quiet=True)
     assert ends == ["failed", "success"]
 

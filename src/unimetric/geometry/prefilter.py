@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,27 +67,21 @@ def applies(points: Float[Tensor, "N D"], k: int, memory: int) -> bool:
     """
     fast = len(points) >= 4 * _SIDE and (platform.machine() in ("aarch64", "arm64") or torch.cpu._is_vnni_supported())
     kind = points.device.type == "cpu" and points.dtype == torch.float32 and 64 <= points.shape[1] <= 4096
-    return fast and kind and k <= 32 and _count_bytes(points, k) <= memory and multiplies(_ENGINE)
+    return fast and kind and k <= 32 and _count_bytes(points, k) <= memory and multiplies()
 
 
-@cache
-def multiplies(engine: str) -> bool:
-    """Return whether PyTorch multiplies signed integers with a library.
+def multiplies() -> bool:
+    """Return whether the library multiplies signed integers.
 
-    With QNNPACK, only some versions do.
-
-    Args:
-        engine: Library of `_fastest_engine`.
+    QNNPACK does so in some versions of PyTorch only.
     """
-    if not engine:
-        return False
     try:
-        with _engine(engine):
+        with _engine():
             block = _Block.of(torch.eye(64, dtype=torch.float32, device="cpu"), 0.0)
-            _codes(engine, block, block, 1 / 16)
+            block.codes(block, 1 / 16)
     except (RuntimeError, AttributeError):
         return False
-    return True
+    return bool(_ENGINE)
 
 
 def _count_bytes(points: Float[Tensor, "N D"], k: int, side: int = _SIDE) -> int:
@@ -115,7 +109,7 @@ def prefilter_neighbors(
     points = points.detach()
     largest = points.abs().amax(1)
     spare = max(0, memory - _count_bytes(points, k, side))
-    with _engine(_ENGINE), torch.autocast("cpu", enabled=False), _workers(1 + spare // (2 * side**2)) as pool:
+    with _engine(), torch.autocast("cpu", enabled=False), _workers(1 + spare // (2 * side**2)) as pool:
         # A block shares one scale, so its points should have similar largest entries.
         plan = _plan(points, list(largest.argsort().split(side)), float(largest.max()), k, pool)
         return None if plan is None else _search(points, plan, k, barred, pool)
@@ -161,32 +155,35 @@ class _Block:
         return cls(rounded, scale, (points - plain).norm(dim=1), points.norm(dim=1), plain.norm(dim=1))
 
     @cached_property
-    def shifted(self) -> UInt8[Tensor, "R D"]:
-        """The integers plus 128: oneDNN requires a left factor without sign."""
-        return (self.rounded ^ -128).view(torch.uint8)
-
-    @cached_property
-    def packed(self) -> Tensor:
-        """The integers as the right factor of oneDNN."""
-        return torch.ops.onednn.qlinear_prepack(self.rounded, None)
-
-    @cached_property
-    def quantized(self) -> Tensor:
-        """The integers as QNNPACK requires them."""
+    def _left(self) -> Tensor:
+        """The integers as the left factor of a product: oneDNN requires them without sign, and adds 128."""
+        if _ENGINE == "onednn":
+            return (self.rounded ^ -128).view(torch.uint8)
         return torch._make_per_tensor_quantized_tensor(self.rounded, self.scale, 0)
 
     @cached_property
-    def prepacked(self) -> Any:
-        """The integers as the right factor of QNNPACK, which stores the step of its first product."""
-        return torch.ops.quantized.linear_prepack(self.quantized, None)
+    def _right(self) -> Any:
+        """The integers as the right factor, in the order of the library."""
+        if _ENGINE == "onednn":
+            return torch.ops.onednn.qlinear_prepack(self.rounded, None)
+        return torch.ops.quantized.linear_prepack(self._left, None)
 
     def codes(self, other: _Block, step: float) -> _Codes:
         """Return rounded scores with another block, in integer steps.
 
         The lowest code is zero and everything below; the highest is everything too high for eight bits. A block
-        requires the same step each time.
+        requires the same step each time, because QNNPACK stores the first one with the right factor.
         """
-        return _codes(_ENGINE, self, other, step)
+        if _ENGINE == "onednn":
+            product: Any = torch.ops.onednn.qlinear_pointwise
+            scale, zero = self.length.new_tensor([other.scale]), self.rounded.new_zeros(1, dtype=torch.int64)
+            return product(self._left, self.scale, 128, other._right, scale, zero, None, step, 0, torch.uint8, "none", [], "")
+        if _ENGINE == "qnnpack":
+            score = torch.ops.quantized.linear(self._left, other._right, step, -128)
+            return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
+        # Sums of integers below 2**53 are exact in float64.
+        steps = self.rounded.double() @ other.rounded.double().T * (self.scale * other.scale / step)
+        return (steps.round().clamp(0, 255) - 128).to(torch.int8)
 
     def error_bound(self, other: _Block, step: float) -> Float[Tensor, "R"]:
         """Return how far the score of a row with any point of another block may be above its code.
@@ -196,20 +193,6 @@ class _Block:
         """
         bound = 1.001 * (self.error * other.length.max() + self.rounded_length * other.error.max())
         return bound + 2e-7 * self.rounded.shape[1] * self.length * other.length.max() + step
-
-
-def _codes(engine: str, left: _Block, right: _Block, step: float) -> _Codes:
-    """Compute `_Block.codes` with a library."""
-    if engine == "onednn":
-        scale, zero = right.length.new_tensor([right.scale]), right.rounded.new_zeros(1, dtype=torch.int64)
-        product: Any = torch.ops.onednn.qlinear_pointwise
-        return product(left.shifted, left.scale, 128, right.packed, scale, zero, None, step, 0, torch.uint8, "none", [], "")
-    if engine == "qnnpack":
-        score = torch.ops.quantized.linear(left.quantized, right.prepacked, step, -128)
-        return torch.empty(0, dtype=torch.int8).set_(score.untyped_storage(), 0, score.shape, score.stride())  # int_repr() copies
-    # Sums of integers below 2**53 are exact in float64.
-    steps = left.rounded.double() @ right.rounded.double().T * (left.scale * right.scale / step)
-    return (steps.round().clamp(0, 255) - 128).to(torch.int8)
 
 
 @dataclass(frozen=True)
@@ -454,17 +437,16 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
 
 
 @contextmanager
-def _engine(name: str) -> Iterator[None]:
-    """Select the library of quantized products, and restore the previous one afterwards."""
-    if name != "qnnpack":
-        yield
-        return
+def _engine() -> Iterator[None]:
+    """Select QNNPACK for quantized products, if it is used, and restore the choice."""
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
+    if _ENGINE == "qnnpack":
+        torch.backends.quantized.engine = _ENGINE
     try:
         yield
     finally:
-        torch.backends.quantized.engine = before
+        if _ENGINE == "qnnpack":
+            torch.backends.quantized.engine = before
 
 
 @contextmanager

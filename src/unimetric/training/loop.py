@@ -53,9 +53,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     fabric.launch()
     main = fabric.global_rank == 0
 
-    with RankWatch(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
-        held.enter_context(closed_loggers(fabric))
-
+    with RankWatch(fabric), closed_loggers(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
         state = build_training_state(config, fabric, display)
         check_data(state, folder)
