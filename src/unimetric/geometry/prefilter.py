@@ -156,7 +156,7 @@ class _Block:
 
     @cached_property
     def _left(self) -> Tensor:
-        """The integers as the left factor of a product: oneDNN requires them without sign, and adds 128."""
+        """The integers as the left factor: oneDNN requires them without sign, plus 128."""
         if _ENGINE == "onednn":
             return (self.rounded ^ -128).view(torch.uint8)
         return torch._make_per_tensor_quantized_tensor(self.rounded, self.scale, 0)
@@ -438,7 +438,7 @@ def _scores(points: Float[Tensor, "N D"], asking: Int[Tensor, "P"], answering: I
 
 @contextmanager
 def _engine() -> Iterator[None]:
-    """Select QNNPACK for quantized products, if it is used, and restore the choice."""
+    """Select QNNPACK if it is the library, and restore the choice."""
     before = torch.backends.quantized.engine
     if _ENGINE == "qnnpack":
         torch.backends.quantized.engine = _ENGINE
