@@ -338,9 +338,20 @@ def embed_with_features(state: TrainingState, rows: np.ndarray, *, loader: Any =
     devices = [fabric.device] if fabric.device.type == "cuda" else []  # by default, all GPUs of the machine are initialized
     with torch.random.fork_rng(devices):  # inserted parameters change the features, so they need a backbone of their own
         backbone = build_backbone(config).requires_grad_(False).to(fabric.device)
-    with fabric.autocast():
-        features = embed_rows(state, rows, loader=loader, model=backbone, read=lambda tokens: tokens[:, 0])
+    features = embed_rows(state, rows, loader=loader, model=Autocast(fabric, backbone), read=lambda tokens: tokens[:, 0])
     return embed_rows(state, rows, loader=loader), features
+
+
+class Autocast(nn.Module):
+    """Model in the precision of the run, as if it was set up by Fabric. The crops that it is given keep theirs."""
+
+    def __init__(self, fabric: Fabric, model: nn.Module) -> None:
+        super().__init__()
+        self.fabric, self.model = fabric, model
+
+    def forward(self, images: Tensor) -> Any:
+        with self.fabric.autocast():
+            return self.model(images)
 
 
 def measured_parts(config: RunConfig, split: Split) -> list[tuple[str, np.ndarray, list[str]]]:

@@ -51,9 +51,10 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
         view, batch = View(create("transforms", config.transform)), evaluation_batch(config, fabric)
         chunks = [np.arange(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
         total = torch.zeros(model.backbone.pool_size, device=fabric.device)
-        with torch.inference_mode(), fabric.autocast():
+        with torch.inference_mode():
             for images in opened.load((chunk, view) for chunk in chunks):
-                total += model.backbone.preference(images).sum(0)
+                with fabric.autocast():  # crops keep their precision
+                    total += model.backbone.preference(images).sum(0)
         means.append((total / len(rows)).cpu().numpy())
         names.append(name)
     found = np.stack(means)
