@@ -82,6 +82,7 @@ def test_interrupt_of_an_exec_has_the_exit_code(tmp_path: Path) -> None:
     lines = [
         "import signal, sys",
         "from unimetric import cli",
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",  # a shell's background job ignores it
         "cli.app.registered_commands[0].callback = lambda: exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})",
         "sys.argv = ['unimetric', cli.app.registered_commands[0].name]",
         "cli.main()",

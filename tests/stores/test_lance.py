@@ -122,7 +122,8 @@ def test_finish_adds_new_points_to_the_index_and_compacts(small: None, tmp_path:
 def test_nothing_is_printed_when_processes_that_read_images_are_forked(tmp_path: Path) -> None:
     # The child ends as a process of multiprocessing does. Threads of LanceDB do not exist in it, so a normal end may wait for them forever.
     code = "import os, sys, unimetric; unimetric.create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait() or os._exit(0)"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    quiet = "ignore:This process:DeprecationWarning"  # of Python 3.12 and later, if the main program itself forks
+    done = subprocess.run([sys.executable, "-W", quiet, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
 
 

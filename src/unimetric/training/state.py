@@ -343,7 +343,10 @@ def embed_with_features(state: TrainingState, rows: np.ndarray, *, loader: Any =
 
 
 class Autocast(nn.Module):
-    """Model in the precision of the run, as if it was set up by Fabric. The crops that it is given keep theirs."""
+    """Model in the precision of the run, as if Fabric had set it up.
+
+    Crops keep their precision: they are not made inside.
+    """
 
     def __init__(self, fabric: Fabric, model: nn.Module) -> None:
         super().__init__()
