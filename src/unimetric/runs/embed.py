@@ -93,7 +93,8 @@ def check_repeated(first: Float[Tensor, "B D"], again: Float[Tensor, "B D"]) -> 
     far = (again - first).norm(dim=1) > 0.1 * first.norm(dim=1)
     if far.any() or again.isfinite().all() != first.isfinite().all():
         raise UnimetricError(
-            "the GPU has computed different embeddings of the same images", "run fewer programs on it at once, and without NVIDIA MPS"
+            "the GPU has computed different embeddings of the same images",
+            "run fewer programs on it at once, without NVIDIA MPS; a model must not draw random numbers in evaluation",
         )
 
 
