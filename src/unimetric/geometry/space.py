@@ -196,7 +196,7 @@ class Space:
         if not torch.stack(points.aminmax()).isfinite().all():
             raise UnimetricError(
                 "embeddings must be finite, got NaN or infinity",
-                "the model has diverged: lower its learning rate or clip its gradient",
+                "the model has diverged: lower its learning rate or clip its gradient; before training, weights or device are faulty",
             )
         self.geometry, self.seed, self.curvature = geometry, seed, curvature
         self.memory = search_memory(points.device) if memory is None else memory
