@@ -122,7 +122,7 @@ def test_trust_is_given_by_the_caller(package: str, monkeypatch: pytest.MonkeyPa
     ("kind", "name", "says"),
     [
         ("datasets", "system", "defined in `posix`|neither a class nor a function"),
-        ("datasets", "Path", "defined in `pathlib"),
+        ("datasets", "Path", r"defined in `pathlib(\._local)?`"),
         ("losses", "Plain", "not a subclass of `torch.nn.Module`"),
         ("losses", "dataset", "not a subclass of `torch.nn.Module`"),
         ("datasets", "os.system", "cannot import `outsider.os`"),

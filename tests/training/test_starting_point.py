@@ -100,8 +100,8 @@ def test_training_images_cannot_select_the_epoch() -> None:
 def test_crops_of_the_raw_backbone_are_those_of_the_model(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(config, backbone="timm(name='test_vit', image_size=32)", adapter="vpt(length=4)", device="cpu", precision="bf16-mixed")
     state = build_training_state(config, open_fabric(config), Display(quiet=True))
-    rounded, load = [], state.loader.cropper.crop
-    monkeypatch.setattr(state.loader.cropper, "crop", lambda *given: (rounded.append(torch.is_autocast_enabled("cpu")), load(*given))[1])
+    rounded, crop = [], state.loader.cropper.crop
+    monkeypatch.setattr(state.loader.cropper, "crop", lambda *given: (rounded.append(torch.is_autocast_enabled("cpu")), crop(*given))[1])
     embed_with_features(state, state.split.test[:4])
     assert rounded == [False, False]
 

@@ -74,7 +74,7 @@ def embed(
             progress(min(len(parts) * batch, len(mine)), len(mine))
     model.train(was_training)
     if repeats:
-        check_repeated(parts[0], parts.pop())
+        _check_repeated(parts[0], parts.pop())
     embeddings = torch.cat(parts)[: len(mine)]
     if fabric.world_size == 1:
         return embeddings[: len(rows)]
@@ -84,7 +84,7 @@ def embed(
     return torch.cat([gathered[rank, : len(share)] for rank, share in enumerate(shares)])[: len(rows)]
 
 
-def check_repeated(first: Float[Tensor, "B D"], again: Float[Tensor, "B D"]) -> None:
+def _check_repeated(first: Float[Tensor, "B D"], again: Float[Tensor, "B D"]) -> None:
     """Raise an error if embeddings of the same images differ by more than rounding.
 
     An H200 that several programs shared with NVIDIA MPS returned wrong embeddings of a ViT, mostly without NaN: recall@1 of CUB200 was
