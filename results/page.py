@@ -234,7 +234,10 @@ class Results:
             draw(folder / f"{name}.png", self.tables[figure["table"]], figure)
 
     def draw_curves(self, path: Path, table: Table, figure: Table) -> None:
-        """Draw the learning curves of a table's runs, one panel per metric and one color per row, of all or the figure's `rows`."""
+        """Draw the learning curves of a table's runs, one panel per metric and one color per row, of all or the figure's `rows`.
+
+        They begin after the first epochs: before them, a prompt pool is random, and other methods equal the pretrained network.
+        """
         from unimetric.analysis.canvas import Canvas
 
         drawn: list[str] = figure.get("rows", table["labels"])
@@ -244,9 +247,10 @@ class Results:
                 for number, row in enumerate(rows):
                     for seed, name in enumerate(row["runs"]):
                         curve = self.runs[name]["curve"]
-                        points = [point for point in zip(curve["epoch"], curve[in_variant(metric, row)], strict=True) if None not in point]
-                        epochs, values = zip(*points, strict=True)
-                        axes.plot(epochs, [100 * value for value in values], color=f"C{number}", label="" if seed else row["label"])
+                        points = zip(curve["epoch"], curve[in_variant(metric, row)], strict=True)
+                        epochs, values = zip(*[point for point in points if point[0] and point[1] is not None], strict=True)
+                        style = "-" if len(values) > 20 else ".-"
+                        axes.plot(epochs, [100 * value for value in values], style, color=f"C{number}", label="" if seed else row["label"])
                 axes.set(xlabel="epoch", ylabel=label)
             panels[0][0].legend(frameon=False, fontsize="small")
 
@@ -312,6 +316,8 @@ def show(values: list[Any], column: Table) -> str:
 
     >>> show([0.60, 0.62], {}), show([0.60, 0.62, 0.64], {}), show([0.1234], {"scale": 1, "digits": 3}), show([[0.03, 0.01]], {})
     ('60.0–62.0', '62.0±2.0', '0.123', '3.0±1.0')
+    >>> show([0.6201, 0.6202], {})
+    '62.0'
     """
     if None in values:
         return ""
@@ -322,7 +328,8 @@ def show(values: list[Any], column: Table) -> str:
         numbers = sorted({min(values), max(values)})
     elif len(values) > 2:
         numbers, joint = [statistics.fmean(values), statistics.stdev(values)], "±"
-    return joint.join(f"{column.get('scale', 100) * number:,.{column.get('digits', 1)}f}" for number in numbers)
+    texts = [f"{column.get('scale', 100) * number:,.{column.get('digits', 1)}f}" for number in numbers]
+    return joint.join(texts if joint == "±" else dict.fromkeys(texts))
 
 
 def main() -> None:
