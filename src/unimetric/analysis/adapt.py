@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from unimetric.analysis.evaluate import check_metrics
@@ -412,7 +412,7 @@ def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, 
     (0.7, 0.2484)
     """
     spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)), float(student.ppf((1 + level) / 2, len(values) - 1)) * spread
+    return float(np.mean(values)), float(stdtrit(len(values) - 1, (1 + level) / 2)) * spread
 
 
 def _embed_tokens(head: nn.Module, tokens: Float[Tensor, "B C"]) -> Float[Tensor, "B D"]:

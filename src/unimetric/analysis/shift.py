@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.curves import ags, change_against_mean, structure_trend
@@ -284,7 +284,7 @@ def _ags_spread(splits: Sequence[list[dict[str, float]]], where: Sequence[float]
     low, high = min(areas), max(areas)
     deviation = float(np.std(areas, ddof=1))
     if len(areas) > 2:
-        half = float(stats.t.ppf(0.975, len(areas) - 1)) * deviation / len(areas) ** 0.5
+        half = float(stdtrit(len(areas) - 1, 0.975)) * deviation / len(areas) ** 0.5
         low, high = float(np.mean(areas)) - half, float(np.mean(areas)) + half
     return {"seeds": len(areas), "deviation": deviation, "low": low, "high": high}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from unimetric.analysis.curves import ags
 from unimetric.config import NO_RESULT, RunConfig, split_metric
@@ -57,7 +57,7 @@ class Method:
         values = [run.value(metric) for run in self.runs]
         if len(values) < _SEEDS_FOR_INTERVAL:
             return math.nan
-        return float(stats.t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+        return float(stdtrit(len(values) - 1, (1 + level) / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
     def range(self, metric: str) -> tuple[float, float]:
         """Return the lowest and the highest value of the runs."""
