@@ -57,6 +57,13 @@ def copy(scene: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_each_training_image_is_calibrated_once(scene: Path, tmp_path: Path) -> None:
+    settings = load(scene / "run" / "config.toml", split="few_shot(shots=8, validation=0.4)")
+    train(settings, tmp_path / "run", quiet=True)
+    space = embed_parts(tmp_path / "run")["train"]
+    assert len(set(space.names)) == space.size
+
+
 def test_calibrate_chooses_on_validation_classes(copy, capsys, monkeypatch) -> None:
     code, out, err = run(capsys, monkeypatch, "calibrate", str(copy), "--fpr", "0.1", "--draws", "50")
     assert code == 0, err

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from unimetric import load
+from unimetric.analysis.ensemble import ensemble
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
@@ -88,6 +89,15 @@ def test_metrics_of_the_training_images(config: RunConfig, tmp_path: Path) -> No
     best = json.loads((tmp_path / "run" / "done").read_text())
     assert measured == pytest.approx({"spectral_decay": best["train/spectral_decay"], "recall(k=1)": best["train/recall(k=1)"]})
     assert set(evaluate(tmp_path / "run")) == {"recall(k=1)"}
+
+
+def test_repeated_training_images_do_not_match_themselves(config: RunConfig, tmp_path: Path) -> None:
+    settings = {"split": "few_shot(shots=40)", "metrics": ("recall(k=1)", "train: recall(k=1)")}
+    best = train(replace(config, epochs=1, **settings), tmp_path / "run", quiet=True)
+    expected = pytest.approx({"recall(k=1)": best["train/recall(k=1)"]})
+    assert best["train/recall(k=1)"] < 1
+    assert evaluate(tmp_path / "run", part="train", metrics=["recall(k=1)"]) == expected
+    assert ensemble([tmp_path / "run"], part="train", metrics=["recall(k=1)"]) == expected
 
 
 def test_training_images_cannot_select_the_epoch() -> None:

@@ -100,6 +100,7 @@ def embed_parts(run: str | Path, *, progress: Progress | None = None, **override
         )
     parts = {part: readable(config, table, rows)[0] for part, rows in split.parts.items()}
     check_own_images(run, config, table, parts)
+    parts["train"] = np.unique(parts["train"])  # a sampled split may repeat rows
     loss, fabric = loss_with_geometry(config, model.dim), open_fabric(config)
     every = np.unique(np.concatenate(list(parts.values())))
     embeddings: Tensor = embed_all(fabric, config, model, table.take(every), progress=progress)

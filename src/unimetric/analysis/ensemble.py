@@ -178,7 +178,8 @@ def _assigned_rows(runs: Sequence[str | Path], configs: Sequence[RunConfig], tab
         if key not in found:
             split = make_split(config, table)
             assigned = assigned if found else split.assign(table)
-            found[key], _ = readable(config, table, getattr(split, part, np.zeros(0, np.int64)))
+            kept, _ = readable(config, table, getattr(split, part, np.zeros(0, np.int64)))
+            found[key] = np.unique(kept) if part == "train" else kept  # a sampled split may repeat rows
         rows = found[key]
         if not len(rows):
             raise UnimetricError(f"the split has no `{part}` rows", "use test or train")

@@ -106,6 +106,8 @@ def evaluate(
     folder = None if isinstance(run, RunConfig) or isinstance(model, Exported) else run
     if folder is not None:
         check_own_images(folder, config, table, {part: rows})
+    if part == "train":
+        rows = np.unique(rows)  # a sampled split may repeat rows, which would match themselves
     if check is not None:
         check(table, rows)
     if rerank:
