@@ -289,6 +289,18 @@ def test_few_shot_study_over_runs(runs, tmp_path, monkeypatch):
     assert (folder / "few_shot.json").exists() and (folder / "few_shot_4.png").stat().st_size > 1000
 
 
+def test_few_shot_study_adapts_again_with_other_settings(runs, tmp_path, monkeypatch):
+    for name in ("margin_1", "margin_2"):
+        shutil.copytree(runs / name, tmp_path / name)
+    few = {"episodes": 2, "iterations": 2, "looks": 0}
+    report = adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **few)
+    monkeypatch.setattr("unimetric.analysis.few_shot.adapt", lambda *_, **__: pytest.fail("adapted again"))
+    assert adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **few) == report
+    for settings in (few | {"iterations": 0}, {"episodes": 2, "iterations": 2}, few | {"head": "linear(dim=9)"}):
+        with pytest.raises(pytest.fail.Exception, match="adapted again"):
+            adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **settings)
+
+
 def test_trend_of_structure_over_runs(runs):
     report = shift_report(
         [runs / f"{name}_{number}" for name in ("margin", "triplet") for number in (1, 2)], metrics=["r_precision"], structure=["pi_ratio"]

@@ -110,7 +110,7 @@ def adapt(
     supports = draw_episodes(config, table, test, shots=shots, episodes=episodes, draw=draw, seed=seed)
     if len(supports) < 2:
         raise UnimetricError(f"a confidence interval needs at least 2 episodes, got {len(supports)}", "use `--episodes 2` or more")
-    steps = iterations or (1000 if shots <= 2 else 1500)
+    steps = iterations or default_iterations(shots)
 
     model = model.to(fabric.device).eval()
     layers = last_layers(model.head)
@@ -156,6 +156,15 @@ def adapt(
     }
     write_text(Path(run) / f"adapt_{shots}_shots.json", json.dumps(result, indent=1))
     return result
+
+
+def default_iterations(shots: int) -> int:
+    """Return the authors' number of steps per episode.
+
+    Args:
+        shots: Number of support images per class.
+    """
+    return 1000 if shots <= 2 else 1500
 
 
 class TestImages:

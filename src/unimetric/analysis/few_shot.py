@@ -7,10 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unimetric.analysis.adapt import METRICS, adapt
+from unimetric.analysis.adapt import METRICS, adapt, default_iterations
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.shift import Points, finished_config, method_names, split_number, summarize
 from unimetric.errors import UnimetricError
+from unimetric.runs.folder import load_settings
+from unimetric.spec import signature
+
+_DEFAULTS = {key: each.default for key, each in signature(adapt).parameters.items()}
+
+#: Settings of a stored result that must be the wanted ones.
+_COMPARED = ("iterations", "lr", "looks", "draw", "drawn", "epoch", "with_replacement", "head", "seed")
 
 
 def study_runs(folder: Path) -> list[Path]:
@@ -84,11 +91,11 @@ def _stored(folder: Path, shots: int, keys: Sequence[str], settings: dict[str, A
     path = folder / f"adapt_{shots}_shots.json"
     if not path.exists():
         return None
+    wanted = _DEFAULTS | {"head": load_settings(folder).head} | settings
+    wanted |= {"iterations": wanted["iterations"] or default_iterations(shots), "drawn": wanted["episodes"]}
     try:
         found = json.loads(path.read_text())
-        wanted = {"drawn" if key == "episodes" else key: value for key, value in settings.items()}
-        stored = wanted.keys() & {"iterations", "lr", "looks", "draw", "drawn", "epoch", "with_replacement", "head", "seed"}
-        same = all(found[key] == wanted[key] for key in stored if key != "iterations" or wanted[key])
+        same = all(found[key] == wanted[key] for key in _COMPARED)
         return found if same and all(key in found["summary"] for key in keys) else None
     except (ValueError, KeyError, TypeError):
         return None  # damaged or of another version: computed again
