@@ -20,6 +20,7 @@ from unimetric.errors import Interrupted
 from unimetric.images import packing
 from unimetric.images.loading import Resident, Streamed, View
 from unimetric.images.table import Table
+from unimetric.kinds import EmbeddedSampler, Sampler
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.spec import create
 from unimetric.training.loop import train
@@ -69,16 +70,16 @@ def test_one_huge_image_does_not_pad_a_streamed_batch(tmp_path: Path) -> None:
     assert torch.allclose(one, two, atol=0.02) and not torch.equal(one, two)
 
 
-def interrupt(config: RunConfig, folder: Path) -> None:
-    original = SamplesPerClass.batch
+def interrupt(config: RunConfig, folder: Path, sampler: type[Sampler] = SamplesPerClass) -> None:
+    original = sampler.batch
 
-    def batch(self: SamplesPerClass, step: int) -> np.ndarray:
+    def batch(self: Sampler, step: int) -> np.ndarray:
         if (self.epoch, step) == (1, 1):
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, step)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(SamplesPerClass, "batch", batch)
+        patch.setattr(sampler, "batch", batch)
         train(config, folder, quiet=True)
 
 
@@ -97,6 +98,17 @@ def test_other_execution_is_named_on_resume(config: RunConfig, tmp_path: Path, c
     shown = " ".join(capsys.readouterr().out.split())
     assert f"resuming with {before + 1} threads (was: {before} threads), evaluate_batch 16 (was: evaluate_batch 32):" in shown
     assert "may differ from an uninterrupted run by rounding" in shown
+
+
+def test_workers_of_selected_batches_are_named(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = changed(config, epochs=2, sampler="distance_matching(big_batch=24, candidates=3)", residence="stream", workers=0)
+    interrupt(config, tmp_path / "run", EmbeddedSampler)
+    train(changed(config, residence="host"), tmp_path / "run")
+    assert "may differ from an uninterrupted run" not in capsys.readouterr().out
+    interrupt(config, tmp_path / "other", EmbeddedSampler)
+    train(changed(config, workers=2), tmp_path / "other")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "resuming with batches requested by 2 workers (was: batches requested by 0 workers):" in shown
 
 
 def test_batch_norm_on_two_ranks_is_named(config: RunConfig, tmp_path: Path) -> None:

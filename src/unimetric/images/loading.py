@@ -183,6 +183,8 @@ class Resident:
         progress: Function called with (done, total) while packs are read.
     """
 
+    workers = 0
+
     def __init__(
         self,
         table: Table,

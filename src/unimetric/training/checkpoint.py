@@ -71,7 +71,7 @@ def resume(state: TrainingState, folder: Path) -> Progress:
 def describe_execution(state: TrainingState) -> list[str]:
     """Describe what is not part of the run id, but changes the rounding of results."""
     device = torch.cuda.get_device_name(state.fabric.device) if state.fabric.device.type == "cuda" else state.fabric.device.type
-    return [
+    described = [
         f"torch {torch.__version__}",
         f"device {device}",
         f"{state.fabric.world_size} processes",
@@ -79,6 +79,9 @@ def describe_execution(state: TrainingState) -> list[str]:
         f"evaluate_batch {evaluation_batch(state.config, state.fabric)}",
         state.loader.arithmetic,
     ]
+    if state.sampler.needs_embeddings:  # workers request batches ahead of the step, which are selected from older embeddings
+        described.append(f"batches requested by {state.loader.workers} workers")
+    return described
 
 
 def check_data(state: TrainingState, folder: Path) -> None:
