@@ -55,6 +55,15 @@ def test_is_the_inner_objective_without_weights_and_at_the_start(build, take_ste
     assert not [key for key in objective.state_dict() if "start" in key]
 
 
+def test_start_of_a_frozen_backbone_follows_it_to_a_device(build) -> None:
+    model, objective = build("anchored")
+    model.backbone.requires_grad_(False)
+    objective.meet(model)
+    model.to("meta")
+    objective.begin()
+    assert {parameter.device.type for parameter in objective.start[0].parameters()} == {"meta"}
+
+
 def test_gradients_equal_those_of_the_large_batch_when_cached(build, take_step, images) -> None:
     text = "anchored(loss='multi_similarity', weights=0.3, similarities=2.0)"
     both = [build(text), build(f"cached(objective={text!r}, chunk=5)")]

@@ -68,7 +68,7 @@ class Anchored(Around):
         sizes = {"num_classes": num_classes, "dim": dim, "branches": branches, "features": features}
         super().__init__(objective, {"loss": loss, "miner": miner, **sizes, "batch_size": batch_size, "seed": seed})
         self.weights, self.similarities, self.half_start = weights, similarities, half_start
-        self.start: list[Any] = []  # in a list, so that neither checkpoint nor optimizer contains the copy
+        self.start: list[Any] = []  # the copy and the backbone, in a list, so that neither checkpoint nor optimizer contains the copy
         self.pairs: list[tuple[Tensor, Tensor]] = []  # trained parameters of the backbone, and their starting values
 
     @property
@@ -80,12 +80,13 @@ class Anchored(Around):
         start = copy.deepcopy(model.backbone).eval()
         both = zip(model.backbone.parameters(), start.parameters(), strict=True)
         self.pairs = [(trained, fixed.requires_grad_(False)) for trained, fixed in both if trained.requires_grad]
-        self.start = [start.requires_grad_(False)]
+        self.start = [start.requires_grad_(False), model.backbone]
         self.inner.meet(model)
 
     def begin(self) -> None:
-        if self.pairs and self.pairs[0][1].device != self.pairs[0][0].device:
-            self.start[0].to(self.pairs[0][0].device)
+        first = next(zip(*(backbone.parameters() for backbone in self.start), strict=True), None)
+        if first is not None and first[0].device != first[1].device:
+            self.start[0].to(first[1].device)
         self.inner.begin()
 
     def forward(self, output: Output, labels: Int[Tensor, "B"]) -> dict[str, Tensor]:
