@@ -55,6 +55,20 @@ def test_neighbours_are_those_that_the_run_is_measured_by(config: RunConfig, tmp
     assert np.allclose(-scores, expected, atol=1e-3)
 
 
+def test_images_of_the_own_group_are_no_neighbors(config: RunConfig, tmp_path: Path) -> None:
+    lines = ["path,label,camera"]
+    for number in range(16):
+        image = np.random.default_rng(number).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{number // 4},{number // 2 % 2}")
+    (tmp_path / "few.csv").write_text("\n".join(lines))
+    few = {"dataset": f"csv(file='{tmp_path / 'few.csv'}', group_rule='group')", "batch_size": 4, "epochs": 1}
+    train(from_settings(asdict(config) | few), tmp_path / "run", quiet=True)
+    with np.load(write_gallery(tmp_path / "run")) as file:
+        assert file["neighbours"].shape == file["scores"].shape == (8, 4)  # four of eight images are of another camera
+        assert len(set(file["paths"])) == len(file["paths"]) and np.isfinite(file["scores"]).all()
+
+
 def test_gallery_has_large_images_paths_and_classes(config: RunConfig, tmp_path: Path) -> None:
     train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "run", quiet=True)
     with np.load(write_gallery(tmp_path / "run", side=24, points=30)) as file:

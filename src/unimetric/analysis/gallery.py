@@ -61,7 +61,8 @@ def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, 
     classes = results_by_class(space_of(embeddings, test, every, loss=loss, geometry=config.geometry), names)
     space = space_of(embeddings, some, every, loss=loss, geometry=config.geometry)
     near, scores = space.neighbors(min(neighbours, len(gallery) - 1), scores=True)
-    order = near.cpu().numpy()
+    found = int((near >= 0).sum(1).min())  # the group rule may leave some queries fewer
+    order, scores = near[:, :found].cpu().numpy(), scores[:, :found]
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     large = np.isin(kept, np.concatenate([chosen, order.ravel()]))  # images of the map alone stay small, as does the report
     thumbnails = [_thumbnail(test.paths[row], side if each else side // 2) for row, each in zip(kept, large, strict=True)]
