@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from unimetric.analysis.adapt import adapt
+from unimetric.analysis.calibrate import calibrate
 from unimetric.analysis.evaluate import evaluate
+from unimetric.analysis.gallery import write_gallery
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
 from unimetric.training.loop import train
@@ -51,6 +54,21 @@ def test_raised_epochs_end_as_the_long_run(config: RunConfig, tmp_path: Path, sc
     assert evaluate(tmp_path / "run") == evaluate(tmp_path / "long")
     with pytest.raises(UnimetricError, match="`epochs = 5`, which cannot become 3: its epochs can only be raised"):
         train(config, tmp_path / "run", quiet=True)
+
+
+def test_results_of_earlier_weights_are_removed(config: RunConfig, tmp_path: Path) -> None:
+    config = changed(config, epochs=1, split="standard(validation=0.3)")
+    train(config, tmp_path / "run", quiet=True)
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    calibrate(tmp_path / "run", fpr=0.1, draws=10)
+    write_gallery(tmp_path / "run")
+    adapt(tmp_path / "run", shots=3, episodes=2, iterations=1, looks=0)
+    more = {path.name for path in (tmp_path / "run").iterdir()}
+    assert more - before == {"calibration.json", "calibration.png", "gallery.npz", "adapt_3_shots.json"}
+    train(config, tmp_path / "run", quiet=True)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == more
+    train(changed(config, epochs=2), tmp_path / "run", quiet=True)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_schedule_that_depends_on_epochs_is_refused(config: RunConfig, tmp_path: Path) -> None:

@@ -196,6 +196,10 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 _FIRST = {"config.toml", "data.json", "environment.json", "metrics.jsonl", "model.safetensors", "skipped.txt", "tensorboard", "csv"}
 
 
+#: Files that describe the weights of a run. They are wrong as soon as it is trained further.
+_OF_WEIGHTS = ("gallery.npz", "calibration.json", "calibration.png", "adapt_*_shots.json")
+
+
 def _is_replaceable(folder: Path) -> bool:
     """Return whether a run folder has no checkpoint, no trained epoch and no other files.
 
@@ -267,8 +271,8 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
 def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) -> Iterator[None]:
     """Make the run folder and lock it for this process.
 
-    Temporary files that a killed process has left are removed, and a run without a trained epoch is replaced. At the end, the peak
-    memory is added to `environment.json`, and `data.json` gets the checksums of a finished run.
+    Temporary files that a killed process has left are removed, and so are results of earlier weights. A run without a trained epoch
+    is replaced. At the end, the peak memory is added to `environment.json`, and `data.json` gets the checksums of a finished run.
 
     Args:
         config: Settings of the run, for `config.toml`.
@@ -301,6 +305,8 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
                 _check_same_settings(config, folder)  # again, because another process may have used the folder meanwhile
         seal_files(folder, finished=False)
         (folder / "done").unlink(missing_ok=True)  # a run that gets more epochs is not finished
+        for path in (path for pattern in _OF_WEIGHTS for path in folder.glob(pattern)):
+            path.unlink()
         comment = f"# weights of the backbone: {weights}\n" if weights else ""
         write_text(folder / "config.toml", comment + config.dump())  # first, because it marks a run folder even after a crash
         write_text(folder / "environment.json", json.dumps(environment, indent=1))
