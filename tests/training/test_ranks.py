@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, object]] = {
     "s2sd": {"objective": "s2sd(dims=(12, 16), delay=0)"},
     "diva": {"objective": "diva(queue=4, temperature=0.5, rho=10.0)", "head": "diva(dim=8)"},
     "puma": {"adapter": "puma(rank=4)", "objective": "cross_batch(size=24, memory_only=True)", "loss": "margin"},
+    "lora": {"adapter": "lora(rank=2, keep=0.5)", "loss": "contrastive"},
     "warm-up": {"warmup_epochs": 1},
     "cached": {"objective": "cached(chunk=2)", "loss": "multi_similarity"},
     "anchored": {"objective": "anchored(weights=0.1)", "loss": "multi_similarity"},

@@ -48,17 +48,23 @@ class Bottleneck(nn.Module):
         hidden = given.project(self.down, self.down_bias)
         # The gate is not negative, so it commutes with the ReLU. Applied before it, the gate multiplies the
         # narrow tensor, and no further tensor is stored for the backward pass.
-        gate = self._draw_gates(hidden)
+        gate = draw_gates(self.drop, hidden)[0]
         out = nn.functional.relu(gate * hidden) @ (self.scale * self.up)
         return out if self.up_bias is None else out + gate * (self.scale * self.up_bias).to(out.dtype)
 
-    def _draw_gates(self, hidden: Float[Tensor, "B N R"]) -> Float[Tensor, "B 1 1"]:
-        """Draw one gate per sample.
 
-        With several ranks, each draws the gates of the whole batch and uses those of its slice, as one rank would.
-        """
-        count = hidden.shape[0]
-        if not self.training or not torch.distributed.is_initialized():
-            return self.drop(hidden.new_ones(count, 1, 1))
-        gates = self.drop(hidden.new_ones(torch.distributed.get_world_size() * count, 1, 1))
-        return gates[torch.distributed.get_rank() * count :][:count]
+def draw_gates(drop: DropPath, hidden: Float[Tensor, "B N R"], *, targets: int = 1) -> Float[Tensor, "T B 1 1"]:
+    """Draw one gate per target and sample.
+
+    With several ranks, each draws the gates of the whole batch and uses those of its slice, as one rank would.
+
+    Args:
+        drop: Distribution of the gates.
+        hidden: Tensor of the samples of this rank.
+        targets: Number of gates per sample.
+    """
+    count, ranks, start = hidden.shape[0], 1, 0
+    if drop.training and torch.distributed.is_initialized():
+        ranks, start = torch.distributed.get_world_size(), torch.distributed.get_rank() * count
+    gates = drop(hidden.new_ones(targets * ranks * count, 1, 1)).view(targets, ranks * count, 1, 1)
+    return gates[:, start : start + count]

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from unimetric.adapters._bottleneck import draw_gates
 from unimetric.adapters._vit import Adapted, Mergeable, frozen_transformer
 from unimetric.arguments import Count, Form, Range, Real
 
@@ -41,10 +42,9 @@ class LowRank(Mergeable):
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N E"]:
         parts = list(self.layer(x).chunk(len(self.of), -1))
-        count = len(self.targets)
         hidden = x @ self.down  # one product for all targets stores x once
-        gates = self.drop(hidden.new_ones(count * x.shape[0], 1, 1)).chunk(count)
-        for name, part, gate, up in zip(self.targets, hidden.chunk(count, -1), gates, self.scale * self.up, strict=True):
+        gates = draw_gates(self.drop, hidden, targets=len(self.targets))
+        for name, part, gate, up in zip(self.targets, hidden.chunk(len(self.targets), -1), gates, self.scale * self.up, strict=True):
             index = self.of.index(name)
             parts[index] = parts[index] + (part * gate) @ up
         return torch.cat(parts, -1)
