@@ -32,6 +32,7 @@ from unimetric.runs.display import Display
 from unimetric.runs.weights import read_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.spec import trusting
+from unimetric.training.log import Log
 from unimetric.training.loop import train
 from unimetric.training.state import build_training_state
 
@@ -101,6 +102,7 @@ def test_products_in_bfloat16_change_no_later_run(config: RunConfig, tmp_path: P
 KILLED = """
 import os, signal, sys
 from unimetric.config import load
+from unimetric.training.log import Log
 from unimetric.training.loop import train
 from unimetric.spec import find, parse
 
@@ -330,6 +332,25 @@ def less(space): return spectral_decay(space)
 
 less.better = "lower"
 """
+
+
+def test_best_epoch_is_that_of_the_saved_weights_after_a_kill(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated epoch may differ by rounding, so that the epoch of the weights does not return."""
+    config = changed(config, epochs=4, checkpoint_every=2)
+    values = iter([2.0, 3.0, 4.0, 2.5, 2.6])
+    monkeypatch.setattr("unimetric.training.loop.evaluate_splits", lambda state: {"test/recall(k=1)": next(values)})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        write = Log.write
+
+        def interrupt(self: Log, line: dict) -> None:
+            if line["epoch"] == 3:
+                raise KeyboardInterrupt
+            write(self, line)
+
+        patch.setattr(Log, "write", interrupt)
+        train(config, tmp_path / "run", quiet=True)
+    best = train(config, tmp_path / "run", quiet=True)
+    assert read_tensors(tmp_path / "run" / "model.safetensors")[1]["metrics"]["epoch"] == best["epoch"] == 4
 
 
 def test_metrics_choose_the_epoch_each_in_its_own_direction(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

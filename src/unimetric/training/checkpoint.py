@@ -5,11 +5,13 @@ The file is written atomically. It holds all rows of parameters that are divided
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from unimetric.config import RunConfig
@@ -64,8 +66,21 @@ def resume(state: TrainingState, folder: Path) -> Progress:
         state.display.line(f"resuming with {', '.join(changes)}: the result may differ from an uninterrupted run by rounding")
     known = {key: notes[key] for key in Progress().notes() if key in notes}  # old checkpoints have no `variants`
     progress = Progress(**known, resumed=True)
+    if progress.best is not None and _epoch_of_weights(folder) > progress.epoch:
+        # The weights of the best epoch were replaced by those of a later one, which is lost. A repeated epoch may differ by rounding,
+        # so the best epoch is selected among those from now on.
+        progress.best = None
     state.display.line(f"resuming after epoch {progress.epoch}, step {progress.step}")
     return progress
+
+
+def _epoch_of_weights(folder: Path) -> int:
+    """Return the epoch of `model.safetensors`, or 0 if it is unknown."""
+    try:
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            return int(json.loads(file.metadata()["notes"])["metrics"]["epoch"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def describe_execution(state: TrainingState) -> list[str]:
