@@ -38,7 +38,7 @@ def embedding_map(run: str | Path, out: str | Path, *, points: int = 250, **over
     table, split = read_table(config)
     fabric = open_fabric(config)
     found = {}
-    for part, rows in (("train", split.train), ("test", split.test)):
+    for part, rows in (("train", np.unique(split.train)), ("test", split.test)):  # a sampled split may repeat training images
         rows = np.concatenate([_spread(rows[table.source[rows] == number], points) for number in range(len(table.source_names))])
         rows, _ = readable(config, table, rows)
         if len(rows) < 4:
