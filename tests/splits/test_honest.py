@@ -37,8 +37,12 @@ def test_open_set_has_queries_of_unknown_classes() -> None:
     space = Space(np.random.default_rng(0).normal(size=(24, 4)), test.labels, test.query, test.gallery)
     assert len(space.unknown) == 12 == space.unmatched
     assert not np.array_equal(open_set(data, seed=2).gallery, open_set(data, seed=5).gallery)
+    held_out = roles.take(split.validation)
+    assert len(np.setdiff1d(held_out.labels, held_out.labels[held_out.gallery])) == 1  # the same metrics select the best epoch
     with pytest.raises(UnimetricError, match="needs a known test class"):
         open_set(data, unknown=0.95)
+    with pytest.raises(UnimetricError, match="needs a known validation class"):
+        open_set(data, unknown=0.76, validation=0.34)
 
 
 def test_by_group_shares_no_group() -> None:

@@ -17,7 +17,7 @@ def _needs(space: Space, fpir: float, threshold: float | None, rank: int) -> Non
 
 
 @metric(better="lower", needs=_needs)
-def fnir(space: Space, *, fpir: Annotated[float, Range(0, 1)] = 0.01, threshold: Real | None = None, rank: Count = 1) -> float:
+def fnir(space: Space, *, fpir: Annotated[float, Range(0, below=1)] = 0.01, threshold: Real | None = None, rank: Count = 1) -> float:
     """Fraction of the queries of known classes without an accepted match in the first ranks.
 
         mean over queries with a match of  [ no match of rank <= `rank` has a score > threshold ]

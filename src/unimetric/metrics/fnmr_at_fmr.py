@@ -11,7 +11,7 @@ from unimetric.kinds import metric
 
 
 @metric(better="lower", needs=lambda space, fmr: space.check_matches())
-def fnmr_at_fmr(space: Space, *, fmr: Annotated[float, Range(0, 1)] = 0.001) -> float:
+def fnmr_at_fmr(space: Space, *, fmr: Annotated[float, Range(0, below=1)] = 0.001) -> float:
     """Fraction of the pairs of one class that are rejected, at a given rate of false matches.
 
         (pairs of one class with score <= t) / (pairs of one class)

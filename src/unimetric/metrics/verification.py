@@ -14,7 +14,7 @@ from unimetric.kinds import metric
 def verification(
     space: Space,
     *,
-    far: Annotated[float, Range(0, 1)] = 0.001,
+    far: Annotated[float, Range(0, below=1)] = 0.001,
     level: Annotated[float, Range(0, below=1)] = 0.0,
     draws: Count = 1000,
 ) -> dict[str, float]:
