@@ -558,6 +558,57 @@ def test_killed_builds_and_updates_end_as_unbroken_ones(run: Path, images: Path,
     _end_as_unbroken(run, images, broken, tmp_path / "unbroken.index")
 
 
+@pytest.mark.parametrize("store", ["flat", "lance(recall=0.9)"])
+def test_update_that_was_killed_and_undone_leaves_no_trace(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    """The store was written, the ledger was not, and then the files are those of before."""
+    if store != "flat":
+        pytest.importorskip("lancedb", reason="pip install 'unimetric[lance]'")
+    rows = [f"images/{path.relative_to(images)}" for path in sorted(images.rglob("*.png"))]
+    listed, backup, path = tmp_path / "images.csv", tmp_path / "backup", tmp_path / "my.index"
+
+    def write_list(names: list[str], price: int) -> None:
+        listed.write_text("path,price\n" + "".join(f"{name},{price}\n" for name in names))
+
+    def die(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    write_list(rows, 1)
+    with Index.create(run, listed, path, store=store, workers=0) as index:
+        before = content(index)
+    shutil.copytree(images, backup)
+    letter(images / "wrong.png", 1)
+    for name in rows[:2]:  # another content and an unreadable one of the same size
+        shutil.copy(tmp_path / rows[-1], tmp_path / name)
+    (tmp_path / rows[1]).write_bytes(b"?" * (tmp_path / rows[1]).stat().st_size)
+    for method, names, price in (("record", [*rows, "images/wrong.png"], 1), ("forget", rows[4:], 1), ("record_columns", rows, 2)):
+        write_list(names, price)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(building.Ledger, method, die)
+            build(None, listed, path, workers=0)
+        shutil.rmtree(images)
+        shutil.copytree(backup, images)
+        write_list(rows, 1)
+        assert build(None, listed, path, workers=0)["unreadable"] == 0
+        with Index.open(path) as index:
+            assert content(index) == before
+
+
+def test_resumed_build_deletes_what_became_unreadable(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    path, broken = tmp_path / "my.index", min(images.rglob("*.png"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building.Ledger, "record", die)
+        build(run, images, path, workers=0)
+    broken.write_bytes(b"")
+    assert build(run, images, path, workers=0) == {"added": 143, "changed": 0, "deleted": 0, "unreadable": 1}
+    with Index.open(path) as index:
+        assert len(content(index)) == 143 and str(broken.relative_to(images)) not in content(index)
+
+
 def _change(images: Path) -> None:
     paths = sorted(images.rglob("*.png"))
     for row, path in enumerate(paths):

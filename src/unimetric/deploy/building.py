@@ -352,6 +352,7 @@ class _Build:
             elif work or self.given is not None:
                 self._embed(work)
             for ids in self.ledger.gone() if gone else ():
+                self.ledger.mark(ids)
                 self.store.delete(ids)
                 self.ledger.forget(ids)
                 self.counts["deleted"] += len(ids)
@@ -402,6 +403,7 @@ class _Build:
     def _write_columns(self, works: list[Work]) -> None:
         if works:
             ids = [work.id for work in works]
+            self.ledger.mark_columns(works)
             self.store.write(ids, self.store.vectors(ids), self._columns(works))
             self.ledger.record_columns(works)
             self.counts["changed"] += len(works)
@@ -450,6 +452,7 @@ class _Build:
         done = 0
         size = -(-_SHARD // batch) * batch
         for some, readings, embeddings in cluster.embed(self.path, self.facts, settings, works, root=self.source.root, size=size):
+            self.ledger.mark([work.id for work in some])
             self.ledger.record(self.write(list(zip(some, readings, strict=True)), embeddings))
             done += len(some)
             if self.progress is not None:
@@ -470,14 +473,15 @@ class _Build:
         """Write a shard to the store, and return what the ledger must know of it."""
         vectors, valid = self.place(embeddings)
         works, rows, failed, altered, record = [], [], [], [], []
-        row = -1
+        row, lost = -1, 0
         for work, reading in shard:
             problem = reading.problem
             row += reading.embedded
             if reading.embedded and not valid[row]:
                 problem = "its embedding is zero, infinite, or far from all others"
             if problem:
-                failed += [] if work.fresh or work.failed else [work.id]
+                failed.append(work.id)  # also if it is new, because a killed call may have stored it
+                lost += not (work.fresh or work.failed)
             elif reading.embedded:
                 works.append(work)
                 rows.append(row)
@@ -496,7 +500,7 @@ class _Build:
             self.store.delete(failed)
         self.counts["added"] += sum(work.fresh or work.failed for work in works)
         self.counts["changed"] += sum(not (work.fresh or work.failed) for work in works) + len(altered)
-        self.counts["deleted"] += len(failed)
+        self.counts["deleted"] += lost
         return record
 
     def _finish(self, before: Facts, unnamed: list[tuple[str, str]]) -> None:
@@ -527,7 +531,7 @@ class _Build:
 class _Writer:
     """Thread that writes one shard while the next is embedded.
 
-    The ledger is written when the store has returned.
+    The ledger has marks of its images before, and is written when the store has returned.
     """
 
     def __init__(self, build_: _Build) -> None:
@@ -537,6 +541,7 @@ class _Writer:
     def submit(self, shard: list[tuple[Work, Reading]], embeddings: Tensor) -> None:
         """Wait for the last shard, then write this one."""
         self.wait()
+        self.build.ledger.mark([work.id for work, _ in shard])
         self.pending = self.pool.submit(self.build.write, shard, embeddings)
 
     def wait(self) -> None:

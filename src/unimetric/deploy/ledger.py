@@ -1,8 +1,9 @@
 """The files of an index: what was read, when, and what has changed since.
 
-The ledger is a SQLite database next to the store. The store is written first, so after a kill the ledger may lack the
-last images, which are then embedded and stored again under the same ids. The listing of a source and its differences to
-the ledger are temporary tables, so memory does not grow with the number of files.
+The ledger is a SQLite database next to the store. Images are marked in it before the store is written, and recorded
+afterwards. If a kill leaves marks, these images are embedded and stored again under the same ids, or deleted if their files
+are gone. The listing of a source and its differences to the ledger are temporary tables, so memory does not grow with the
+number of files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ create temp table if not exists listed (
 _DIFFERENCES = """
 create temp table work as
     select listed.folder as folder, listed.name as name, listed.size as size, listed.mtime as mtime, listed.columns as columns,
-           listed.hash as hash, files.name is null as fresh,
+           listed.hash as hash, coalesce(files.size, -2) = -2 as fresh,
            case when files.size = listed.size and files.reason is null then files.digest end as known,
            files.name is not null and files.columns is not listed.hash as altered,
            files.name is not null and files.size = listed.size and files.mtime = listed.mtime as same,
@@ -188,6 +189,31 @@ class Ledger:
     def transaction(self) -> _Transaction:
         """Return a context that commits its changes together."""
         return _Transaction(self._base, self.path)
+
+    def mark(self, ids: Sequence[str]) -> None:
+        """Store that images are about to be written or deleted, until they are recorded or forgotten.
+
+        No file has the size of a mark, which is -2 for images that the store did not hold before.
+        """
+        with self.transaction():
+            for id_ in ids:
+                folder, name = split_id(id_)
+                self._base.execute(
+                    "insert into files values (?, ?, -2, -1, null, null, null) on conflict do update "
+                    "set size = case when reason is null and size <> -2 then -3 else -2 end, "
+                    "mtime = -1, digest = null, columns = null, reason = null",
+                    (self._folder(folder), name),
+                )
+
+    def mark_columns(self, works: Sequence[Work]) -> None:
+        """Store that columns of images are about to be written.
+
+        No columns have the digest of a mark.
+        """
+        with self.transaction():
+            for work in works:
+                folder, name = split_id(work.id)
+                self._base.execute("update files set columns = x'' where folder = ? and name = ?", (self._folder(folder), name))
 
     def record(self, done: Sequence[tuple[Work, bytes | None, str | None, int]]) -> None:
         """Store what was read.
