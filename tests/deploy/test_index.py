@@ -609,6 +609,33 @@ def test_resumed_build_deletes_what_became_unreadable(run: Path, images: Path, t
         assert len(content(index)) == 143 and str(broken.relative_to(images)) not in content(index)
 
 
+def test_second_build_that_starts_meanwhile_is_rejected(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that reads the facts of an index before another one changes them would overwrite them."""
+    path, opened, codes = tmp_path / "my.index", building.open_source, []
+
+    def open_late(*args: Any, **options: Any) -> Any:
+        if not codes:
+            other = multiprocessing.get_context("fork").Process(target=opened_build, args=(run, images, path))
+            other.start()
+            other.join()
+            codes.append(other.exitcode)
+        return opened(*args, **options)
+
+    def opened_build(*args: Any) -> None:
+        building.open_source = opened
+        build(*args, workers=0)
+
+    for number in range(2):  # a new index, and an update
+        codes.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(building, "open_source", open_late)
+            build(run, images, path, workers=0)
+        with Index.open(path) as index:
+            assert codes == [1] and index.facts.generation == number + 1
+            assert len(content(index)) == 144 + number and len(index.embed([min(images.rglob("*.png"))])) == 1
+        letter(images / "new.png", 1)
+
+
 def _change(images: Path) -> None:
     paths = sorted(images.rglob("*.png"))
     for row, path in enumerate(paths):

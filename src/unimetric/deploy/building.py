@@ -247,16 +247,16 @@ def build(
         Numbers of images: `added`, `changed`, `deleted`, `unreadable` (of all).
     """
     _check_folder(path)
-    facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
-    known = {key: TYPES[kind] for key, kind in facts.columns.items()}
-    images = open_source(source, labels=facts.labels, known=known)
-    if cluster is not None:
-        cluster.connect()  # before anything is written
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
     with lock_folder(path, "writing to"), _discard_empty(path) as counts, contextlib.ExitStack() as stack:
+        facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
+        known = {key: TYPES[kind] for key, kind in facts.columns.items()}
+        images = open_source(source, labels=facts.labels, known=known)
+        if cluster is not None:
+            cluster.connect()  # before anything is written
         remove_stale(path)
         held: Store = create("stores", facts.store, path=str(path / STORE), dim=facts.placement.extended(facts.dim))
         stack.callback(held.close)
