@@ -446,8 +446,10 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 def _pattern(like: str) -> re.Pattern[str]:
-    words = {"%": ".*", "_": "."}
-    return re.compile("".join(words.get(character) or re.escape(character) for character in like), re.DOTALL)
+    first, *rest = ("".join("." if character == "_" else re.escape(character) for character in part) for part in like.split("%"))
+    # The first match of a part is as good as any later one, so these groups never try another: the time stays polynomial.
+    middle = "".join(f"(?>.*?{part})" for part in rest[:-1] if part)
+    return re.compile(first + middle + (f".*{rest[-1]}" if rest else ""), re.DOTALL)
 
 
 def as_array(column: Any) -> tuple[np.ndarray, np.ndarray]:
