@@ -70,6 +70,15 @@ def test_csv_columns_get_the_type_of_their_values(tmp_path: Path) -> None:
     assert second.id == second.path == str(tmp_path.parent / "b.png") and second.columns["price"] is None
 
 
+def test_csv_keeps_every_digit_of_integers(tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text(f"path,id,code\na.png,1234567890123456789,{2**63}\nb.png,{2**63 - 1},5\nc.png,{-(2**63)},{'1' * 5000}\n")
+    types = column_types(file)
+    assert types == {"id": int, "code": str}
+    assert [each.columns["id"] for each in read_csv(file, types)] == [1234567890123456789, 2**63 - 1, -(2**63)]
+    assert next(read_csv(file, types)).columns["code"] == str(2**63)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -236,6 +236,8 @@ def _make_id(path: str, base: str) -> str:
 def _value(text: str | None) -> Value:
     """Return the value of a cell, by its spelling.
 
+    An integer of more than 64 bits is text, because a float has other digits.
+
     >>> _value(" 7"), _value("0.5"), _value("true"), _value("007"), _value("")
     (7, 0.5, True, '007', None)
     """
@@ -245,8 +247,8 @@ def _value(text: str | None) -> Value:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdecimal() and (digits == "0" or digits[0] != "0") and len(digits) < 19:
-        return int(text)
+    if digits.isascii() and digits.isdecimal() and (digits == "0" or digits[0] != "0"):
+        return int(text) if len(digits) < 20 and -(2**63) <= int(text) < 2**63 else text
     if digits[:1].isdecimal() and digits.isascii() and (digits[:1] != "0" or digits[:2] == "0."):
         try:
             number = float(text)
