@@ -435,6 +435,18 @@ def test_csv_columns_are_typed_filtered_and_updated(run: Path, images: Path, tmp
     assert content(Index.open(index.path)) == before
 
 
+def test_text_column_stays_text_and_empty_one_gets_a_type(run: Path, images: Path, tmp_path: Path) -> None:
+    first, second = (os.path.relpath(path, tmp_path) for path in sorted(images.rglob("*.png"))[:2])
+    file = tmp_path / "images.csv"
+    file.write_text(f"path,code,price\n{first},A1,\n{second},7,\n")
+    index = Index.create(run, file, tmp_path / "my.index", workers=0)
+    file.write_text(f"path,code,price\n{first},08,5\n{second},7,6\n")
+    assert index.update(workers=0)["changed"] == 2 and index.columns == {"code": str, "price": int}
+    file.write_text(f"path,code,price\n{first},8,5\n{second},7,6\n")
+    assert index.update(workers=0)["changed"] == 1
+    assert index.fetch([first, second]) == {"code": ["8", "7"], "price": [5, 6]}
+
+
 def test_wrong_source_deletes_nothing(index: Index, images: Path, tmp_path: Path) -> None:
     before = content(index)
     letter(tmp_path / "other" / "a.png", 1)

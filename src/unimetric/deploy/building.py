@@ -74,7 +74,7 @@ class Source:
         text: Folder, csv file or dataset spec string, with an absolute path.
         root: Absolute path of the folder that ids are relative to.
         files: Function that lists the images.
-        columns: Types of the columns.
+        columns: Types of the columns, to which `files` casts.
         problems: Sentences about folders that could not be listed.
     """
 
@@ -265,6 +265,8 @@ def build(
                 f"`{facts.store}`: already holds {len(held):,} points, of another index",
                 "use another table or --out, or remove these points first",
             )
+        # `files` casts to these types. Text of the store stays text, whatever a new list contains; a column without values has none yet.
+        images.columns.update({name: str for name in images.columns if held.columns.get(name) is str})
         ledger = Ledger(path / LEDGER)
         stack.callback(ledger.close)
         count = min(16, count_cores()) if workers is None else workers
