@@ -462,6 +462,13 @@ def test_wrong_source_deletes_nothing(index: Index, images: Path, tmp_path: Path
     assert index.update(moved, workers=0)["added"] == 0 and index.search(next(moved.rglob("*.png")), k=1)[0].path.startswith(str(moved))
 
 
+def test_index_inside_its_source_skips_uploads(run: Path, images: Path) -> None:
+    with Index.create(run, images, images / "my.index", workers=0) as index:
+        letter(index.path / "feedback" / "1.png", 1)
+        letter(images / "feedback" / "1.png", 1)
+        assert index.update(workers=0)["added"] == 1 and len(index) == 145
+
+
 def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, images: Path, tmp_path: Path) -> None:
     before = content(index)
     other = Path(shutil.copytree(run, tmp_path / "other"))

@@ -76,15 +76,17 @@ class ImageFile:
     columns: dict[str, Value] = field(default_factory=dict)
 
 
-def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None) -> Iterator[ImageFile]:
+def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None, skip: Path | None = None) -> Iterator[ImageFile]:
     """Yield the images below a folder in a fixed order and in bounded memory.
 
     Args:
         root: Folder.
         labels: Whether the column `label` is the name of the folder that holds an image.
         problems: List that receives a sentence about each folder that cannot be listed.
+        skip: Existing folder whose images are skipped.
     """
-    waiting, entered = [""], set()
+    waiting = [""]
+    entered = set() if skip is None else {_identify(os.stat(skip))}
     while waiting:
         inner = waiting.pop()
         folder = os.path.join(root, inner) if inner else str(root)
@@ -104,13 +106,18 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None)
             if problems is not None:
                 problems.append(f"{folder}: cannot be listed ({error.strerror})")
             continue
-        if (status.st_dev, status.st_ino) in entered:  # a link to a folder that holds it
+        if _identify(status) in entered:  # a link to a folder that holds it
             continue
-        entered.add((status.st_dev, status.st_ino))
+        entered.add(_identify(status))
         columns: dict[str, Value] = {LABEL: inner.rstrip("/").rpartition("/")[2] or None} if labels else {}
         for name in sorted(images):
             yield describe_file(inner + name, os.path.join(folder, name), columns)
         waiting += sorted(deeper, reverse=True)
+
+
+def _identify(status: os.stat_result) -> tuple[int, int]:
+    """Return numbers that no other folder has."""
+    return status.st_dev, status.st_ino
 
 
 def _is_broken(entry: os.DirEntry[str]) -> bool:

@@ -85,7 +85,7 @@ class Source:
     problems: list[str] = field(default_factory=list)
 
 
-def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> Source:
+def open_source(source: str | Path, *, labels: bool, known: dict[str, type], skip: Path | None = None) -> Source:
     """Return the images of a folder, a csv or parquet file, tar files, a pack or a dataset.
 
     Args:
@@ -93,12 +93,14 @@ def open_source(source: str | Path, *, labels: bool, known: dict[str, type]) -> 
             or dataset spec string. Files may have an address, such as `s3://bucket/{000..009}.tar`.
         labels: Whether the class of an image in a folder is the name of its folder.
         known: Types of the columns that the index has.
+        skip: Folder in the source whose images are skipped, such as the index, which stores uploaded images.
     """
     text = str(source)
     path = Path(text).expanduser()
     if path.is_dir():
         root = os.path.abspath(path)
-        found = Source(root, root, lambda: walk(Path(root), labels=labels, problems=found.problems), {LABEL: str} if labels else {})
+        columns: dict[str, type] = {LABEL: str} if labels else {}
+        found = Source(root, root, lambda: walk(Path(root), labels=labels, problems=found.problems, skip=skip), columns)
         return found
     suffix, whole = path.suffix.lower(), make_absolute(text if is_remote(text) else str(path))
     if suffix in (".csv", ".parquet"):
@@ -254,7 +256,7 @@ def build(
     with lock_folder(path, "writing to"), _discard_empty(path) as counts, contextlib.ExitStack() as stack:
         facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
         known = {key: TYPES[kind] for key, kind in facts.columns.items()}
-        images = open_source(source, labels=facts.labels, known=known)
+        images = open_source(source, labels=facts.labels, known=known, skip=path)
         if cluster is not None:
             cluster.connect()  # before anything is written
         remove_stale(path)
