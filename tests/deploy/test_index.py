@@ -458,8 +458,10 @@ def test_wrong_source_deletes_nothing(index: Index, images: Path, tmp_path: Path
     with pytest.raises(UnimetricError, match="no such folder, csv file or dataset"):
         index.update(tmp_path / "nowhere", workers=0)
     assert content(Index.open(index.path)) == before and Index.open(index.path).facts.source == str(images)
-    moved = Path(shutil.copytree(images, tmp_path / "moved"))
-    assert index.update(moved, workers=0)["added"] == 0 and index.search(next(moved.rglob("*.png")), k=1)[0].path.startswith(str(moved))
+    moved, opened = Path(shutil.copytree(images, tmp_path / "moved")), Index.open(index.path)
+    version = opened.version
+    assert index.update(moved, workers=0)["added"] == 0 and opened.version != version  # a server must read the new paths
+    assert index.search(next(moved.rglob("*.png")), k=1)[0].path.startswith(str(moved))
 
 
 def test_index_inside_its_source_skips_uploads(run: Path, images: Path) -> None:

@@ -526,7 +526,7 @@ class _Build:
             state="ready",
             count=len(self.store),
             unreadable=len(bad),
-            generation=self.facts.generation + changed,
+            generation=self.facts.generation + (changed or self.facts.root != before.root),  # images have other paths
             report=dict(self.store.report) if changed else self.facts.report,
         )
         self.facts.write(self.path)
