@@ -154,6 +154,10 @@ def test_rejects_what_is_no_image_or_too_large(index: Path, live: Callable[..., 
         chunks = (piece for piece in [boundary, *[b"x" * 10_000] * 30, b"\r\n--b--\r\n"])  # sent without a length
         assert client.post("/search", content=chunks, headers={"Content-Type": "multipart/form-data; boundary=b"}).status_code == 413
         assert client.post("/search", content=b"{}").status_code == 415
+        field = b"--b\r\nContent-Disposition: form-data; name=where\r\n\r\n\\ud800\r\n--b--\r\n"
+        for charset, status in (("unicode_escape", 415), ("punycode", 415), ("UTF-8", 400)):
+            kind = f"multipart/form-data; boundary=b; charset={charset}"
+            assert client.post("/search", content=field, headers={"Content-Type": kind}).status_code == status
         for fields in ({"k": "0"}, {"k": "1e3"}, {"k": "999999999999999999999"}, {"where": "1; drop table x"}, {"where": "nope = 1"}):
             answer = client.post("/search", files={"file": image(index)}, data=fields)
             assert answer.status_code == 400 and answer.json()["error"], fields
@@ -367,6 +371,38 @@ def test_votes_and_csv(index: Path, live: Callable[..., str]) -> None:
         assert len((index / "feedback.jsonl").read_text().splitlines()) == 4
     with httpx.Client(base_url=live(index), timeout=60) as client:
         assert client.get("/feedback.csv").status_code == 404
+
+
+def test_votes_on_one_upload_at_a_time_are_all_stored(tmp_path: Path) -> None:
+    feedback = Feedback(tmp_path)
+    for number in range(5):
+        data = bytes([number]) * 100_000
+        with ThreadPoolExecutor(8) as pool:
+            paths = set(pool.map(lambda _, data=data: feedback.save_image(data, "PNG"), range(16)))
+        assert len(paths) == 1 and Path(paths.pop()).read_bytes() == data
+
+
+def test_paths_that_are_not_utf8_are_printable(colored: Path, live: Callable[..., str], tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"M\xfcller")
+    try:
+        shutil.copytree(colored / "images", folder / "images")
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    Index.create(colored / "run", folder, tmp_path / "my.index", workers=0, device="cpu").close()
+    with httpx.Client(base_url=live(tmp_path / "my.index", feedback=tmp_path), timeout=60) as client:
+        hit = client.get("/search", params={"id": ID}).json()["hits"][0]
+        assert hit["path"] == f"{tmp_path}/M\ufffdller/{hit['id']}" and client.get(hit["image"]).status_code == 200
+        assert client.post("/feedback", files={"query": (None, ID)}, data={"id": ID, "vote": "up"}).status_code == 200
+        assert "M\ufffdller" in client.get("/feedback.csv").text
+
+
+def test_embedding_without_length_fails_no_other_search(index: Path) -> None:
+    server = pytest.importorskip("unimetric.deploy.server")
+    with Index.open(index, device="cpu") as opened:
+        gallery = server.Gallery(opened)
+        vectors = [opened.embed([opened.image_path(ID)])[0], np.zeros(16, np.float32)]
+        first, second = server.answer_questions([server.Question(gallery, 3, "", vector=vector) for vector in vectors])
+    assert len(first) == 3 and isinstance(second, UnimetricError)
 
 
 def test_feedback_survives_a_partial_line(tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ class Feedback:
             kind: Format of Pillow, such as `JPEG`.
         """
         path = self.images / f"{hashlib.sha256(data).hexdigest()[:32]}.{kind.lower().replace('jpeg', 'jpg')}"
-        if not path.exists():
-            write_bytes(path, data)
+        with self._lock:  # votes on two results of an upload may arrive together
+            if not path.exists():
+                write_bytes(path, data)
         return str(path)
 
     def append(self, vote: dict[str, Any]) -> None:

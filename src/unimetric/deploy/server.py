@@ -14,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -140,8 +141,9 @@ def answer_questions(questions: Sequence[Question]) -> list[list[Any] | Exceptio
             stacked = torch.stack([torch.as_tensor(vectors[row]) for row in rows]).numpy()
             found = index.hits(*index.search_vectors(stacked, k, where or None))
         except UnimetricError as error:
-            for row in rows:
-                answers[row] = error
+            for row in rows:  # one by one, because an embedding that is zero must not fail other searches
+                alone = [replace(questions[row], crop=None, vector=vectors[row])]
+                answers[row] = error if len(rows) == 1 else answer_questions(alone)[0]
             continue
         for row, hits in zip(rows, found, strict=True):
             question = questions[row]
@@ -248,7 +250,7 @@ class Server:
             hits = await asyncio.wait_for(self.batcher.answer(start), self.options.timeout)
             limit = gallery.index.thresholds
         found = [
-            {"id": hit.id, "path": hit.path, "score": hit.score, "known": hit.known, "columns": hit.columns}
+            {"id": hit.id, "path": printable(hit.path), "score": hit.score, "known": hit.known, "columns": hit.columns}
             | {"image": f"/images/{name}", "thumbnail": f"/thumbnails/{name}"}
             for hit, name in ((each, quote(each.id)) for each in hits)
         ]
@@ -260,6 +262,11 @@ class Server:
             "milliseconds": round(1000 * (time.perf_counter() - begun), 1),
             "hits": found,
         }
+
+
+def printable(path: str) -> str:
+    """Return a path with replacements for bytes that are not UTF-8, which JSON and csv cannot hold."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def quote(id_: str) -> str:
@@ -312,8 +319,11 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def _form(request: Request) -> AsyncIterator[tuple[dict[str, str], Any]]:
     """Yield the fields and the file of a multipart request, and remove the file afterwards."""
-    if "multipart/form-data" not in request.headers.get("content-type", ""):
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
         raise HTTPException(415, "the body must be multipart/form-data")
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # others decode to text that no answer can hold
+        raise HTTPException(415, "the text of the body must be UTF-8")
     async with request.form(max_files=1, max_fields=8, max_part_size=16384) as form:
         fields = {key: value for key, value in form.items() if isinstance(value, str)}
         files = [value for key, value in form.items() if key == "file" and not isinstance(value, str)]
@@ -345,10 +355,10 @@ def _vote_of(fields: dict[str, str], server: Server, data: bytes | None) -> dict
         score = None  # not finite
     with server.gallery.used() as gallery:
         columns = gallery.index.fetch([fields["id"]])
-        match = gallery.index.image_path(fields["id"])
+        match = printable(gallery.index.image_path(fields["id"]))
         if data is None:
             gallery.index.fetch([fields["query"]])
-            query = gallery.index.image_path(fields["query"])
+            query = printable(gallery.index.image_path(fields["query"]))
         else:
             decode_upload(data, "the upload", server.options.pixels)  # only whole images are saved
             query = server.feedback.save_image(data, format_of(data, "the upload"))
