@@ -177,6 +177,7 @@ def test_imports_point_down() -> None:
 #: Private modules that another package imports, with the reason.
 SHARED = {
     "unimetric.stores._where": "filters, which `Index` parses and checks for every store",
+    "unimetric.stores._points": "names of columns, which a build checks before it writes any",
     "unimetric.backbones._hub": "weights of the hub, which a new run resolves once",
     "unimetric.analysis.figures._runs": "labels of a study, which the ensemble reads as well",
 }

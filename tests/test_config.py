@@ -23,7 +23,7 @@ def refused(**settings: object) -> str:
 
 
 def test_a_dump_loads_as_itself(tmp_path: Path) -> None:
-    config = load(loss="margin(beta=0.6)", metrics=["recall(k=2)", "nmi"], clip_norm=1, dataset="folder(root='a \"b\" \\\\ ü')")
+    config = load(loss="margin(beta=0.6)", metrics=["recall(k=2)", "nmi"], clip_norm=1, dataset="folder(root='a \"b\" \\\\ ü\x7f')")
     (tmp_path / "a.toml").write_text(config.dump(), encoding="utf-8")
     assert load(tmp_path / "a.toml") == config
 

@@ -181,7 +181,8 @@ _MAY_BE_EMPTY = ("adapter", "miner")
 def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # TOML and JSON write strings, numbers and booleans alike
+    text = json.dumps(value, ensure_ascii=False)  # TOML and JSON write strings, numbers and booleans alike
+    return text.replace("\x7f", "\\u007f")  # except for this character, which TOML allows only in this form
 
 
 def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:

@@ -86,6 +86,7 @@ def test_csv_keeps_every_digit_of_integers(tmp_path: Path) -> None:
         ("path,a,a\nx.png,1,2\n", "different names"),
         ("path,a\nx.png,1,2\n", "line 2: more values than columns"),
         ("path,a\n,1\n", "line 2: the path is missing"),
+        ("path\nx\0.png\n", "line 2: the path must not contain NUL"),
         ("path,price\nx.png,many\n", "line 2: `price` must hold integers, got `many`"),
     ],
 )

@@ -464,6 +464,18 @@ def test_wrong_source_deletes_nothing(index: Index, images: Path, tmp_path: Path
     assert index.search(next(moved.rglob("*.png")), k=1)[0].path.startswith(str(moved))
 
 
+def test_rejected_column_leaves_an_index_that_can_be_updated(run: Path, images: Path, tmp_path: Path) -> None:
+    name, file = os.path.relpath(min(images.rglob("*.png")), tmp_path), tmp_path / "images.csv"
+    file.write_text(f"path\n{name}\n")
+    index = Index.create(run, file, tmp_path / "my.index", workers=0)
+    for column in ("_id", "x" * 64):
+        file.write_text(f"path,{column}\n{name},3\n")
+        with pytest.raises(UnimetricError, match="name of a column"):
+            index.update(workers=0)
+    file.write_text(f"path,a\x7fb\n{name},3\n")  # TOML requires an escape for this character
+    assert index.update(workers=0)["changed"] == 1 and Index.open(index.path).columns == {"a\x7fb": int}
+
+
 def test_index_inside_its_source_skips_uploads(run: Path, images: Path) -> None:
     with Index.create(run, images, images / "my.index", workers=0) as index:
         letter(index.path / "feedback" / "1.png", 1)
@@ -485,6 +497,12 @@ def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, im
         index.search_vectors(np.ones((1, 9), np.float32))
     with pytest.raises(UnimetricError, match="finite and not zero"):
         index.search_vectors(np.zeros((1, 8), np.float32))
+    assert len(index.search(next(images.rglob("*.png")), k=2**62)) == 144
+    for value in ("NaN", "1e999"):
+        (index.path / "thresholds.json").write_text(f'{{"threshold": {value}, "fpr": 0.01}}')
+        with pytest.raises(UnimetricError, match=r"thresholds\.json: cannot be read: .* must be finite"):
+            Index.open(index.path)
+    (index.path / "thresholds.json").unlink()
     for where in ("label ==", "labels = 'a'", "label = 3", "label = 'a'; drop table x", {"size": 3}):
         with pytest.raises(UnimetricError):
             index.search(next(images.rglob("*.png")), where=where)

@@ -227,6 +227,8 @@ def _list_rows(source: str, types: dict[str, type]) -> Iterator[tuple[str, str, 
         path = (row[PATH] or "").strip()
         if not path:
             raise UnimetricError(f"`{source}`, line {number}: the path is missing", "every line needs a path")
+        if "\0" in path:
+            raise UnimetricError(f"`{source}`, line {number}: the path must not contain NUL, got {path!r}", "write the file again")
         whole = join_box(join_path(base, path), read_box(source, number, row))
         columns = {key: _cast(source, number, key, text, types[key]) for key, text in row.items() if key in types}
         yield _make_id(whole, base), whole, columns

@@ -52,6 +52,7 @@ from unimetric.runs.folder import lock_folder, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.weights import hash_tensors
 from unimetric.spec import bind_arguments, create, declaration, names, parse
+from unimetric.stores._points import check_name
 
 #: Images and seconds after which a shard is written.
 _SHARD, _SECONDS = 4096, 60.0
@@ -257,6 +258,8 @@ def build(
         facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
         known = {key: TYPES[kind] for key, kind in facts.columns.items()}
         images = open_source(source, labels=facts.labels, known=known, skip=path)
+        for name in images.columns:
+            check_name(name)  # `index.toml` has them from the start
         if cluster is not None:
             cluster.connect()  # before anything is written
         remove_stale(path)

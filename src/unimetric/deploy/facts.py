@@ -114,7 +114,7 @@ def _toml(value: Any) -> str:
         return str(value)  # inf, -inf, nan
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows this character only in this form
 
 
 def read_thresholds(folder: Path) -> dict[str, Any] | None:
@@ -122,7 +122,10 @@ def read_thresholds(folder: Path) -> dict[str, Any] | None:
     file = folder / THRESHOLDS
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return dict(found) | {"threshold": float(found["threshold"]), "fpr": float(found["fpr"])}
+        limits = {key: float(found[key]) for key in ("threshold", "fpr")}
+        if not all(map(math.isfinite, limits.values())):
+            raise ValueError("`threshold` and `fpr` must be finite")
+        return dict(found) | limits
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

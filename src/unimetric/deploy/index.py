@@ -284,6 +284,7 @@ class Index:
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
         queries = list(images) if several else [images]
         self.find(where)  # a wrong filter is reported before the model is loaded
+        k = min(k, max(len(self), 1))  # the arrays of a search have k columns
         ids, scores = self.search_vectors(self.embed(queries), k, where) if queries else (np.empty((0, k), object), np.empty((0, k)))
         found = self.hits(ids, scores)
         return found if several else found[0]

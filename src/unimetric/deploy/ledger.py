@@ -191,9 +191,10 @@ class Ledger:
         return _Transaction(self._base, self.path)
 
     def mark(self, ids: Sequence[str]) -> None:
-        """Store that images are about to be written or deleted, until they are recorded or forgotten.
+        """Store that images are about to be written or deleted.
 
-        No file has the size of a mark, which is -2 for images that the store did not hold before.
+        They are marked until they are recorded or forgotten. No file has the size of a mark, which is -2 for images that
+        the store did not hold before.
         """
         with self.transaction():
             for id_ in ids:

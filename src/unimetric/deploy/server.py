@@ -265,7 +265,7 @@ class Server:
 
 
 def printable(path: str) -> str:
-    """Return a path with replacements for bytes that are not UTF-8, which JSON and csv cannot hold."""
+    """Return a path in which bytes that are not UTF-8 are replaced, for JSON and csv."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
