@@ -28,11 +28,13 @@ from unimetric import Index
 from unimetric.analysis.calibrate import FILE
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
+from unimetric.cli.index import _describe_hits
 from unimetric.config import load
 from unimetric.deploy import building, embedding
 from unimetric.deploy.building import build
 from unimetric.deploy.export import export_as
 from unimetric.deploy.facts import Facts, check_index
+from unimetric.deploy.index import Hit
 from unimetric.deploy.measuring import calibrate_index, evaluate_index
 from unimetric.deploy.placement import Placement
 from unimetric.errors import UnimetricError
@@ -746,6 +748,11 @@ def test_threshold_of_a_run_is_copied(run: Path, images: Path, tmp_path: Path) -
     (model / "calibration.json").write_text(json.dumps({"fpr": 0.01, "threshold": 0.5, "score": "cosine", "other": 3}))
     index = Index.create(model, images, tmp_path / "my.index", workers=0)
     assert index.thresholds == {"fpr": 0.01, "threshold": 0.5, "score": "cosine"}
+
+
+def test_search_prints_addresses_unchanged() -> None:
+    hits = [Hit("0.png", "s3://bucket/0.png", 1.0), Hit("1.png", os.path.abspath("images/1.png"), 0.5)]
+    assert _describe_hits("q.png", hits, as_json=False, limit=None) == ["q.png", "  1.0000  s3://bucket/0.png", "  0.5000  images/1.png"]
 
 
 def test_commands_index_search_evaluate_calibrate(run: Path, images: Path, tmp_path: Path) -> None:

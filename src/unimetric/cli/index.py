@@ -135,6 +135,8 @@ def search(
 
 def _describe_hits(name: str, hits: list[Any], *, as_json: bool, limit: dict[str, Any] | None) -> list[str]:
     """Return the lines of a query's hits."""
+    from unimetric.images.remote import is_remote
+
     if as_json:
         found = [{"path": each.path, "score": each.score, "known": each.known, "columns": each.columns} for each in hits]
         return [json.dumps({"query": name, "hits": found}, ensure_ascii=False)]
@@ -142,7 +144,8 @@ def _describe_hits(name: str, hits: list[Any], *, as_json: bool, limit: dict[str
     lines = [f"{name}{known}" if hits else f"{name}   no image matches"]
     for hit in hits:
         values = "  ".join(f"{key}={value}" for key, value in hit.columns.items() if value is not None)
-        lines.append(f"  {hit.score:.4f}  {os.path.relpath(hit.path)}" + (f"  {values}" if values else ""))
+        path = hit.path if is_remote(hit.path) else os.path.relpath(hit.path)
+        lines.append(f"  {hit.score:.4f}  {path}" + (f"  {values}" if values else ""))
     return lines
 
 
