@@ -407,6 +407,15 @@ def test_damaged_index_can_be_removed_as_hinted(run: Path, index: Index, images:
     assert "remove its folder and build it again" in caught.value.hint
 
 
+def test_damaged_ledger_is_one_sentence(run: Path, index: Index, images: Path) -> None:
+    file = index.path / "files.db"
+    data = file.read_bytes()
+    file.write_bytes(data[:4096] + bytes(len(data) - 4096))  # the first page has the names of the tables
+    with pytest.raises(UnimetricError, match=r"files\.db: cannot be used: .*malformed") as caught:
+        build(run, images, index.path, workers=0)
+    assert "remove its folder and build it again" in caught.value.hint
+
+
 def test_csv_columns_are_typed_filtered_and_updated(run: Path, images: Path, tmp_path: Path) -> None:
     paths = [os.path.relpath(path, tmp_path) for path in sorted(images.rglob("*.png"))[:40]]
     file = tmp_path / "images.csv"

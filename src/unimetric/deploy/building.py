@@ -277,7 +277,8 @@ def build(
         count = min(16, count_cores()) if workers is None else workers
         given = None if check_index(path) else model
         run = _Build(path, facts, opened, held, ledger, images, count, cluster, progress, note or (lambda text: None), given, counts)
-        return run.run()
+        with ledger.explained():
+            return run.run()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ class Ledger:
         except sqlite3.Error as error:
             raise UnimetricError(f"{path}: cannot be opened: {error}", DAMAGED_INDEX) from None
         self._folders: dict[str, int] = {}
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise an error with the path and a hint if the database fails.
+
+        It may be damaged, or the disk of its temporary tables may be full.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            full = "full" in str(error) or "I/O" in str(error)
+            hint = "free some space, also in the folder of temporary files (`TMPDIR`)" if full else DAMAGED_INDEX
+            raise UnimetricError(f"{self.path}: cannot be used: {error}", hint) from None
 
     def close(self) -> None:
         """Close the database."""
