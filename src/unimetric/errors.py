@@ -87,6 +87,11 @@ def explain(error: Exception) -> UnimetricError | None:
     return UnimetricError(problem.rstrip("."), hint)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of another package, shortened, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """Return a hint with the closest known spelling, or else with all known words.
 

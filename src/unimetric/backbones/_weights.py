@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unimetric.backbones._layouts import recognize
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 
 
 def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
@@ -36,8 +36,7 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
         reason = "it does not hold plain tensors, and other objects are not opened because they could run code"
         raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None
     except Exception as error:  # each library raises other types, all for an invalid file
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UnimetricError(f"{path}: unreadable weights: {reason}", hint) from None
+        raise UnimetricError(f"{path}: unreadable weights: {first_line(error)}", hint) from None
     for key in ("state_dict", "model", "teacher"):  # keys under which training scripts store the weights
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

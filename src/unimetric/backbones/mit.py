@@ -11,7 +11,7 @@ from unimetric.arguments import Range
 from unimetric.backbones._convnets import IMAGENET_MEAN, IMAGENET_STD, tokens_of
 from unimetric.backbones._layouts import recognize, to_segformer
 from unimetric.backbones._weights import fill, read_weights
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.kinds import Backbone
 
 _DEPTHS = {"b0": (2, 2, 2, 2), "b1": (2, 2, 2, 2), "b2": (3, 4, 6, 3), "b3": (3, 4, 18, 3), "b4": (3, 8, 27, 3), "b5": (3, 6, 40, 3)}
@@ -68,9 +68,8 @@ class Mit(Backbone):
         try:
             network: Any = SegformerModel.from_pretrained(f"nvidia/mit-{name}", config=config) if pretrained else SegformerModel(config)
         except Exception as error:  # transformers and the hub raise many types
-            reason = (str(error).splitlines() or [""])[0][:200]
             raise UnimetricError(
-                f"transformers cannot create `nvidia/mit-{name}`: {type(error).__name__}: {reason}",
+                f"transformers cannot create `nvidia/mit-{name}`: {type(error).__name__}: {first_line(error)}",
                 "`pretrained=True` needs a connection to the hub; use `weights='file.safetensors'` for a local file",
             ) from None
         for module_name, module in network.named_modules():

@@ -21,7 +21,7 @@ from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, toke
 from unimetric.backbones._hub import SOURCES, advise_weights, hub_without_waiting, resolve_weights
 from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
-from unimetric.errors import UnimetricError, closest
+from unimetric.errors import UnimetricError, closest, first_line
 from unimetric.foreign import stages_of
 from unimetric.kinds import Backbone
 
@@ -79,9 +79,8 @@ class Timm(Backbone):
             with hub_without_waiting() if pretrained or name.startswith("hf-hub:") else nullcontext():
                 network: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except Exception as error:  # no connection, unknown tag or argument: timm and the hub raise many types
-            reason = (str(error).splitlines() or [""])[0][:200]
             hint = advise_weights(name) if pretrained or elsewhere else "check `name` and `image_size`"
-            raise UnimetricError(f"timm cannot create `{name}`: {type(error).__name__}: {reason}", hint) from None
+            raise UnimetricError(f"timm cannot create `{name}`: {type(error).__name__}: {first_line(error)}", hint) from None
         if pretrained and resolve_weights(name) != name:
             logging.getLogger("unimetric").warning("timm: the weights of `%s` are `%s`", name, resolve_weights(name))
         self.network = network

@@ -18,7 +18,7 @@ from torch import Tensor
 from unimetric.analysis.calibrate import read_calibration
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.files import check_writable, is_temporary, remove_stale, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
@@ -252,9 +252,8 @@ def push_folder(folder: str | Path, repository: str) -> str:
         address = hub.create_repo(repository, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload model")
     except Exception as error:  # no connection, no permission: the hub raises many types
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         hint = f"log in with `hf auth login`, and repeat `hf upload {repository} {folder}`; the folder is complete"
-        raise UnimetricError(f"cannot upload {folder} to {repository}: {reason}", hint) from None
+        raise UnimetricError(f"cannot upload {folder} to {repository}: {first_line(error)}", hint) from None
     return str(address)
 
 

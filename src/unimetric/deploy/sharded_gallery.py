@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.deploy.sharding import Cluster
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.geometry.barred import Barred
 from unimetric.geometry.nearest import merge_best, nearest
 from unimetric.geometry.space import Space
@@ -65,8 +65,7 @@ class ShardedGallery:
             try:
                 parts = [(torch.tensor(value), torch.tensor(column)) for value, column in self.ray.get(tasks)]
             except self.ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                raise UnimetricError(f"a worker of the gallery was lost: {reason[0]}", "run the same command again") from None
+                raise UnimetricError(f"a worker of the gallery was lost: {first_line(error)}", "run the same command again") from None
             values, columns = parts[0]
             for start, part in zip(self.starts[1:], parts[1:], strict=True):
                 values, columns = merge_best((values, columns), part, start, k)

@@ -26,7 +26,7 @@ from torch import Tensor
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own
 from unimetric.deploy.facts import Facts
 from unimetric.deploy.ledger import Work
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.images.pack import count_cores
 from unimetric.images.remote import join_path
 from unimetric.runs.cluster import connect, import_ray
@@ -161,8 +161,7 @@ def _check(ray: Any, reference: Any, shard: Sequence[Work]) -> None:
             raise error.cause from None
         raise UnimetricError(f"{where}: {error.cause!r}", "fix it, and run the same command to resume") from error
     except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UnimetricError(f"{where}: its worker was lost four times: {reason[0]}", "run the same command to resume") from None
+        raise UnimetricError(f"{where}: its worker was lost four times: {first_line(error)}", "run the same command to resume") from None
 
 
 def _read_shard(place: str, name: str) -> tuple[list[Reading], Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 
 
 def trace(model: Any) -> torch.export.ExportedProgram:
@@ -29,11 +29,6 @@ def trace(model: Any) -> torch.export.ExportedProgram:
         except Exception as error:  # torch.export raises many types
             reason = first_line(error)
     raise UnimetricError(f"the model cannot be captured as a graph: {reason}", "use `unimetric export` without `--to`")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextmanager

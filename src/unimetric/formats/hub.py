@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.files import atomic, write_text
 from unimetric.kinds import Format
 
@@ -132,8 +132,7 @@ def _compare(model: Any, config: dict[str, Any], tensors: dict[str, torch.Tensor
         try:
             opened = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         except Exception as error:  # other arguments or shapes: timm raises many types
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise UnimetricError(f"timm cannot open the network: {reason}", _HINT) from None
+            raise UnimetricError(f"timm cannot open the network: {first_line(error)}", _HINT) from None
     with torch.inference_mode():
         opened = opened.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no overload for it
         if not torch.equal(opened(images), model.model(images)[0]):

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from unimetric.arguments import Count
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, first_line
 from unimetric.files import atomic
-from unimetric.formats._trace import first_line, quiet, trace
+from unimetric.formats._trace import quiet, trace
 from unimetric.kinds import Format
 
 #: Key of the notes in the metadata of a file.
