@@ -167,42 +167,45 @@ class Ledger:
         work, gone = (self._base.execute(f"select count(*) from {name}").fetchone()[0] for name in ("work", "gone"))
         return work, gone, problems
 
-    def work(self, batch: int = 1024) -> Iterator[Work]:
+    def work(self) -> Iterator[Work]:
         """Yield the new and different files of the last comparison.
 
         Files that must be embedded come first, folder by folder.
         """
-        last = 0
-        while True:
-            rows = self._base.execute(
-                "select work.rowid, folders.path || work.name, size, mtime, columns, hash, fresh, known, altered, same, failed "
-                "from work join folders on folders.id = work.folder where work.rowid > ? order by work.rowid limit ?",
-                (last, batch),
-            ).fetchall()
-            if not rows:
-                return
-            last = rows[-1][0]
+        query = (
+            "select work.rowid, folders.path || work.name, size, mtime, columns, hash, fresh, known, altered, same, failed "
+            "from work join folders on folders.id = work.folder where work.rowid > ? order by work.rowid limit ?"
+        )
+        for rows in self._pages(query, 1024):
             for _, id_, size, mtime, columns, hash_, fresh, known, altered, same, failed in rows:
                 values = json.loads(columns) if columns else {}
                 yield Work(id_, size, mtime, values, hash_, bool(fresh), known, bool(altered), bool(same), bool(failed))
 
-    def gone(self, batch: int = 4096) -> Iterator[list[str]]:
+    def gone(self) -> Iterator[list[str]]:
         """Yield the ids of files that are no longer listed, some at a time."""
-        last = 0
-        while True:
-            rows = self._base.execute(
-                "select gone.rowid, folders.path || gone.name from gone join folders on folders.id = gone.folder "
-                "where gone.rowid > ? order by gone.rowid limit ?",
-                (last, batch),
-            ).fetchall()
-            if not rows:
-                return
-            last = rows[-1][0]
+        query = (
+            "select gone.rowid, folders.path || gone.name from gone join folders on folders.id = gone.folder "
+            "where gone.rowid > ? order by gone.rowid limit ?"
+        )
+        for rows in self._pages(query, 4096):
             yield [id_ for _, id_ in rows]
 
-    def transaction(self) -> _Transaction:
-        """Return a context that commits its changes together."""
-        return _Transaction(self._base, self.path)
+    def _pages(self, query: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of a query, which starts after a rowid. Other queries may run in between."""
+        last = 0
+        while rows := self._base.execute(query, (last, size)).fetchall():
+            yield rows
+            last = rows[-1][0]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit the changes of a block together, or none of them."""
+        try:
+            with self._base:  # commits, or rolls back after an error
+                self._base.execute("begin")
+                yield
+        except sqlite3.Error as error:
+            raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another disk") from None
 
     def mark(self, ids: Sequence[str]) -> None:
         """Store that images are about to be written or deleted.
@@ -275,21 +278,3 @@ class Ledger:
         free, pages = (self._base.execute(f"pragma {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
         if 10 * free > pages:
             self._base.execute("vacuum")
-
-
-class _Transaction:
-    """Changes that are committed together, or not at all."""
-
-    def __init__(self, base: sqlite3.Connection, path: Path) -> None:
-        self.base, self.path = base, path
-
-    def __enter__(self) -> None:
-        self.base.execute("begin")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        try:
-            self.base.execute("commit" if kind is None else "rollback")
-        except sqlite3.Error as failure:
-            raise UnimetricError(f"{self.path}: cannot be written: {failure}", "free some space, or use another disk") from None
-        if isinstance(error, sqlite3.OperationalError):
-            raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another disk") from None
