@@ -8,12 +8,11 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from unimetric.deploy.gallery import make_thumbnail
-from unimetric.deploy.index import Index
+from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import UnimetricError
 from unimetric.files import check_writable, write_text
 from unimetric.geometry.space import Space
@@ -105,23 +104,11 @@ def read_gallery(index: Index, *, label: str, progress: Callable[[str, int, int]
         raise UnimetricError(f"{index.path}: has no images", "add some with `unimetric index`")
     if label != "label" and label not in index.columns:
         raise UnimetricError(f"{index.path}: has no column `{label}`", f"choose from {', '.join(index.columns) or 'none'}")
-    step = -(-total // _MOST)
-    ids: list[str] = []
-    parts: list[np.ndarray] = []
-    columns: dict[str, list[Any]] = {name: [] for name in index.columns}
-    seen = 0
-    for some, vectors, values in index.store.scan():
-        chosen = range(-seen % step, len(some), step)
-        ids += [some[row] for row in chosen]
-        parts.append(vectors[list(chosen)])
-        for name, held in columns.items():
-            held += [values[name][row] if name in values else None for row in chosen]
-        seen += len(some)
-    placement = index.facts.placement
-    points = placement.points(np.concatenate(parts))
+    ids, points, columns = sample_gallery(index, _MOST)
     labels = columns.get(label, [None] * len(ids))
     numbers = {value: number for number, value in enumerate(dict.fromkeys(labels))}
     classes = np.array([numbers[value] for value in labels])
+    placement = index.facts.placement
     space = Space(points, classes, geometry=placement.geometry, curvature=placement.curvature)
 
     def read(id_: str) -> np.ndarray | None:

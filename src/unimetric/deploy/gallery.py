@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unimetric.analysis.projection import project
 from unimetric.deploy.embedding import crop_center
-from unimetric.deploy.index import Index
+from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import NotFound, UnimetricError
 from unimetric.images.decode import FORMATS, MOST_PIXELS, load_image, parse_image, read_bytes
 from unimetric.images.loading import View
@@ -153,20 +153,11 @@ class Gallery:
 
     @cached_property
     def _map(self) -> dict[str, Any]:
-        step = max(1, -(-len(self.index) // _POINTS))
-        ids: list[str] = []
-        vectors: list[np.ndarray] = []
-        labels: list[Any] = []
-        seen = 0
-        for some, points, columns in self.index.store.scan():
-            chosen = range(-seen % step, len(some), step)
-            ids += [some[row] for row in chosen]
-            vectors.append(points[list(chosen)])
-            labels += [columns["label"][row] if "label" in columns else None for row in chosen]
-            seen += len(some)
+        ids, points, columns = sample_gallery(self.index, _POINTS)
+        labels = columns.get("label", [None] * len(ids))
         if len(ids) < 2:
             return {"projection": "", "ids": ids, "x": [0.5] * len(ids), "y": [0.5] * len(ids), "labels": labels}
-        name, flat = project(self.index.facts.placement.points(np.concatenate(vectors)))
+        name, flat = project(points)
         low, high = flat.min(0), flat.max(0)
         unit = ((flat - low) / np.where(high > low, high - low, 1)).round(4)
         return {"projection": name, "ids": ids, "x": unit[:, 0].tolist(), "y": unit[:, 1].tolist(), "labels": labels}

@@ -315,6 +315,24 @@ class Index:
         return self.store.fetch(ids)
 
 
+def sample_gallery(index: Index, most: int) -> tuple[list[str], Float[np.ndarray, "N D"], dict[str, list[Any]]]:
+    """Return ids, points and columns of all images, or of every n-th beyond `most`."""
+    step = max(1, -(-len(index) // most))
+    ids: list[str] = []
+    parts: list[np.ndarray] = []
+    columns: dict[str, list[Any]] = {name: [] for name in index.columns}
+    seen = 0
+    for some, vectors, values in index.store.scan():
+        chosen = slice(-seen % step, None, step)
+        ids += some[chosen]
+        parts.append(vectors[chosen].copy())  # a view would hold the vectors in between
+        for name, held in columns.items():
+            held += values.get(name, [None] * len(some))[chosen]
+        seen += len(some)
+    points = index.facts.placement.points(np.concatenate(parts)) if ids else np.zeros((0, index.facts.dim), np.float32)
+    return ids, points, columns
+
+
 def unknown_column(index: Index, name: str) -> UnimetricError:
     """Return the error for an index without a column."""
     return UnimetricError(f"{index.path}: has no column `{name}`", closest(name, index.columns) or "build it with `--labels` or a csv file")

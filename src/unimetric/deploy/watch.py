@@ -18,7 +18,7 @@ from sklearn.isotonic import isotonic_regression
 
 from unimetric.datasets.files import LABEL
 from unimetric.deploy.building import open_source
-from unimetric.deploy.index import Index
+from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry.frechet import frechet
@@ -118,15 +118,10 @@ def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level:
 
 def _sample(index: Index) -> np.ndarray:
     """Return points of the gallery, at equal steps if there are many."""
-    step = max(1, -(-len(index) // _MOST))
-    parts = []
-    seen = 0
-    for ids, vectors, _ in index.store.scan():
-        parts.append(vectors[-seen % step :: step])
-        seen += len(ids)
-    if not parts:
+    points = sample_gallery(index, _MOST)[1]
+    if not len(points):
         raise UnimetricError(f"{index.path}: has no images", "add some with `unimetric index`")
-    return index.facts.placement.points(np.concatenate(parts))
+    return points
 
 
 def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[str], list[Any], str]:
