@@ -28,7 +28,7 @@ from unimetric.kinds import Head
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric, evaluation_batch, open_fabric
 from unimetric.runs.embed import embed, space_of
-from unimetric.runs.folder import check_own_images, open_run, overridden
+from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import Model, loss_of
 from unimetric.runs.rows import read_table, readable
 from unimetric.spec import bind, create, parse, signature
@@ -101,8 +101,7 @@ def adapt(
         folder's `adapt_<shots>_shots.json` stores the same.
     """
     check_metrics(metrics)
-    config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""), epoch=epoch)
-    config = overridden(config, overrides, run)
+    config, model = open_run(run, overrides, epoch=epoch)
     fabric = open_fabric(config)
     table, split = read_table(config)
     test, _ = readable(config, table, split.test)

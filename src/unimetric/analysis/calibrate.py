@@ -18,7 +18,7 @@ from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
-from unimetric.runs.folder import check_own_images, open_run, overridden
+from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import loss_with_geometry
 from unimetric.runs.rows import read_table, readable
 
@@ -90,8 +90,7 @@ def embed_parts(run: str | Path, *, progress: Progress | None = None, **override
         progress: Callback with (done, all).
         overrides: Settings that may differ from training.
     """
-    config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
-    config = overridden(config, overrides, run)
+    config, model = open_run(run, overrides)
     table, split = read_table(config)
     if not len(split.validation):
         raise UnimetricError(

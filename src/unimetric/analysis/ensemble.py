@@ -70,7 +70,7 @@ def ensemble(
     if not metrics:
         raise UnimetricError("an ensemble requires at least one metric", "use `--metrics unified`")
     check_metrics(metrics)
-    opened = [open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", "")) for run in runs]
+    opened = [open_run(run, overrides) for run in runs]
     wanted = list(dict.fromkeys(config.dataset for config, _ in opened))
     dataset = wanted[0] if len(wanted) == 1 else f"union(parts={wanted!r})"
     dims = {model.dim for _, model in opened}
@@ -78,7 +78,7 @@ def ensemble(
         raise UnimetricError(
             f"the embeddings of the runs must have one dimension, got {' and '.join(map(str, sorted(dims)))}", "name runs of one dimension"
         )
-    configs = [overridden(own, {"dataset": dataset} | overrides, run) for run, (own, _) in zip(runs, opened, strict=True)]
+    configs = [overridden(own, {"dataset": dataset}, run) for run, (own, _) in zip(runs, opened, strict=True)]
     geometry = _geometry(runs, configs)
     losses = [loss_with_geometry(config, model.dim) for config, (_, model) in zip(configs, opened, strict=True)]
     table: Table = create("datasets", configs[0].dataset)  # the same for all runs; splits may differ

@@ -29,7 +29,7 @@ from unimetric.metrics import interval, measure
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import check_measurable, embed_all, space_of
 from unimetric.runs.exported import Exported, embed_files, format_of, open_exported
-from unimetric.runs.folder import check_own_images, open_run, overridden
+from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import Model, build_model, loss_with_geometry, place
 from unimetric.runs.rows import read_table, readable
 
@@ -92,8 +92,7 @@ def evaluate(
     elif format_of(run):
         config, model = open_exported(run, overrides)
     else:
-        config, model = open_run(run, backbone=overrides.get("backbone", ""), head=overrides.get("head", ""))
-        config = overridden(config, overrides, run)
+        config, model = open_run(run, overrides)
     loss = loss_with_geometry(config, model.dim)
     geometry = place(torch.zeros(1, model.dim), loss, config.geometry)[1]["geometry"]
     check_compression(dims, precisions, dim=model.dim, geometry=geometry)

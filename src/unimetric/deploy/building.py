@@ -137,8 +137,7 @@ def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, 
     """
     text = str(model)
     if Path(text).is_dir():
-        config, network = open_run(text, backbone=str(settings.get("backbone", "")), head=str(settings.get("head", "")))
-        return overridden(config, settings, text), network
+        return open_run(text, settings)
     if format_of(text):
         config, exported = open_exported(text, settings)
         open_embedder(config, exported)  # a file that cannot be run is reported before anything is written

@@ -51,7 +51,7 @@ def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
     """
     out = Path(out)
     _check_out(out)
-    config, model = open_run(run, backbone=backbone)
+    config, model = open_run(run, {"backbone": backbone} if backbone else None)
     return write_model(config, model, out, Path(run).name)
 
 
@@ -131,7 +131,8 @@ def export_as(
     """
     out, form = Path(out), create("formats", to)
     _check_target(out, form.suffix)
-    config, model = open_run(run, backbone=backbone)
+    located = {"backbone": backbone} if backbone else {}
+    config, model = open_run(run, located)
     found = overridden(config, overrides, run)
     loss = loss_with_geometry(found, model.dim)
     geometry = place(torch.zeros(1, model.dim), loss, found.geometry)[1]["geometry"]
@@ -145,7 +146,7 @@ def export_as(
 
     def check(function: Embed) -> dict[str, Any]:
         if form.described:
-            return {"intervals": _measure_intervals(run, backbone, progress, overrides)} if images else {}
+            return {"intervals": _measure_intervals(run, progress, overrides | located)} if images else {}
         return comparison.check(function)
 
     form.write(model, out, notes=notes, images=comparison.training_images, check=check)
@@ -211,11 +212,10 @@ def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
         raise UnimetricError(f"{path}: not a report of `unimetric shift`: {error}", "use its `--out shift.json`") from None
 
 
-def _measure_intervals(run: str | Path, backbone: str, progress: Progress | None, overrides: dict[str, Any]) -> dict[str, float]:
+def _measure_intervals(run: str | Path, progress: Progress | None, overrides: dict[str, Any]) -> dict[str, float]:
     """Return the test metrics of a run with 95 % intervals; nothing without the dataset."""
-    more = overrides | ({"backbone": backbone} if backbone else {})
     try:
-        return evaluate(run, level=0.95, progress=progress, **more)
+        return evaluate(run, level=0.95, progress=progress, **overrides)
     except UnimetricError as error:
         logging.getLogger("unimetric").warning("the model card has no intervals: %s", error.message)
         return {}

@@ -125,7 +125,8 @@ def _open_ends(runs: Sequence[str | Path], overrides: dict[str, Any], *, choosin
                     f"{run}: `{key} = {getattr(config, key)!r}`, but {runs[0]} has `{key} = {getattr(configs[0], key)!r}`",
                     "average runs with the same network, dataset and split; runs with another `seed` need `--alpha`",
                 )
-    opened = [_open(run, overrides.get("backbone", "")) for run in runs]
+    located = {key: value for key, value in overrides.items() if key == "backbone"}
+    opened = [_open(run, located) for run in runs]
     (config, model, start, _), last = opened[0], [end for *_, end in opened]
     for run, (_, _, own, _) in zip(runs, opened, strict=True):
         other = next((key for key in own if not torch.equal(own[key], start[key])), "")
@@ -146,12 +147,12 @@ def _have_same_images(run: str | Path, other: str | Path) -> bool:
     return first == second != {}
 
 
-def _open(run: str | Path, backbone: str) -> tuple[RunConfig, Any, Weights, Weights]:
+def _open(run: str | Path, overrides: dict[str, Any]) -> tuple[RunConfig, Any, Weights, Weights]:
     """Return settings and model of a run, and its weights at the start and at the end."""
     notes = read_tensors(Path(run) / "model.safetensors", "name a run folder with weights")[1]
     if "exported" in notes:
         raise UnimetricError(f"{run}: is an export, which does not store where its training started", "name the run folder")
-    config, model = open_run(run, backbone=backbone)
+    config, model = open_run(run, overrides)
     start, end = (Trained(each).state_dict() for each in (build_model(config), model))
     return config, model, start, {key: value.clone() for key, value in end.items()}  # `_validate` overwrites the model
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,13 @@ def load_settings(folder: str | Path) -> RunConfig:
     return load(file)
 
 
-def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: str = "best") -> tuple[RunConfig, Any]:
+def open_run(folder: str | Path, overrides: dict[str, Any] | None = None, *, epoch: str = "best") -> tuple[RunConfig, Any]:
     """Read the settings of a run, finished or not, and its model with trained weights.
 
     Args:
         folder: Run folder.
-        backbone: Spec string that locates the frozen weights of a run with an adapter, if they have
-            moved. Other weights raise an error.
-        head: Spec string with other test-time arguments of the head. Empty for the run's own.
+        overrides: Settings to replace, as in `overridden`. `backbone` locates the frozen weights of a run with an
+            adapter, if they have moved. Other weights raise an error.
         epoch: `best` for the weights of the best epoch, `last` for those of the checkpoint.
 
     Returns:
@@ -58,12 +57,11 @@ def open_run(folder: str | Path, *, backbone: str = "", head: str = "", epoch: s
     folder = Path(folder)
     own = load_settings(folder)
     weights = _weights_file(folder, epoch)
-    config = from_settings(asdict(own) | {"backbone": backbone}, str(folder)) if backbone else own
-    config = overridden(config, {"head": head} if head else {}, folder)
+    config = overridden(own, overrides or {}, folder)
     with ThreadPoolExecutor(1) as pool:  # the file is hashed while the model is built
         reading = pool.submit(read_tensors, weights, "restore the file, or train the run again in a new folder")
         with contextlib.nullcontext() if config.adapter else Undrawn():  # the file does not contain frozen weights
-            model = build_model(config)
+            model = build_model(replace(own, backbone=config.backbone, head=config.head))
     tensors, notes = reading.result()
     check_settings(own, notes, weights)
     if epoch == "last":

@@ -12,7 +12,7 @@ from unimetric.errors import UnimetricError
 from unimetric.geometry import unit
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all
-from unimetric.runs.folder import open_run, overridden
+from unimetric.runs.folder import open_run
 from unimetric.runs.rows import read_table, readable
 
 
@@ -33,8 +33,7 @@ def embedding_map(run: str | Path, out: str | Path, *, points: int = 250, **over
     """
     from sklearn.manifold import TSNE  # loads slowly
 
-    config, model = open_run(run)
-    config = overridden(config, overrides, run)
+    config, model = open_run(run, overrides)
     table, split = read_table(config)
     fabric = open_fabric(config)
     found = {}
