@@ -22,12 +22,12 @@ from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
-from unimetric.images.loading import Progress, View, open_pictures
+from unimetric.images.loading import Progress, View
 from unimetric.images.table import Table
 from unimetric.kinds import Head
 from unimetric.metrics import measure
-from unimetric.runs.device import Fabric, evaluation_batch, open_fabric
-from unimetric.runs.embed import embed, space_of
+from unimetric.runs.device import Fabric, evaluation_batch, open_fabric, set_up
+from unimetric.runs.embed import embed, open_images, space_of
 from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import Model, loss_of
 from unimetric.runs.rows import read_table, readable
@@ -221,17 +221,8 @@ def embed_global(
     Raises:
         UnimetricError: The head reads more than the global token.
     """
-    body: Any = Model(model.backbone, Identity(features=model.backbone.channels))
-    if any(parameter.requires_grad for parameter in body.parameters()):
-        body = fabric.setup(body)
-    loader = open_pictures(
-        images.table.take(images.rows),
-        device=fabric.device,
-        mean=model.mean,
-        std=model.std,
-        residence=config.residence,
-        workers=config.workers,
-    )
+    body = set_up(fabric, Model(model.backbone, Identity(features=model.backbone.channels)))
+    loader = open_images(fabric, config, model, images.table.take(images.rows))
     recipe = create("transforms", config.transform)
     everything = np.arange(len(images.rows))
     batch = min(evaluation_batch(config, fabric), len(everything))

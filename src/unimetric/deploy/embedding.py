@@ -36,7 +36,7 @@ from unimetric.images.recipe import Recipe
 from unimetric.images.regions import split_box
 from unimetric.images.remote import Unreachable
 from unimetric.images.workers import isolate_worker, start_workers
-from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.runs.device import evaluation_batch, open_fabric, set_up
 from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import open_run, overridden
 from unimetric.runs.weights import hash_tensors
@@ -84,11 +84,8 @@ class Embedder:
 
         It is moved at the first use, when the processes that read images have started.
         """
-        trains = any(weight.requires_grad for weight in self._given.parameters())
         with torch.inference_mode(False):  # else the parameters could never be changed again
-            # The same call as that of an evaluation, because the precision is part of it.
-            model = self._fabric.setup(self._given) if trains else self._given.to(self.device)
-        return model.eval()
+            return set_up(self._fabric, self._given).eval()
 
     @cached_property
     def mean(self) -> Tensor:

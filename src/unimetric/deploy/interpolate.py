@@ -18,10 +18,10 @@ from torch import Tensor
 from unimetric.config import RunConfig, load, score
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.images.loading import Progress, View, open_pictures
+from unimetric.images.loading import Progress, View
 from unimetric.metrics import measure
-from unimetric.runs.device import evaluation_batch, open_fabric
-from unimetric.runs.embed import embed, space_of
+from unimetric.runs.device import evaluation_batch, open_fabric, set_up
+from unimetric.runs.embed import embed, open_images, space_of
 from unimetric.runs.folder import check_own_images, load_settings, open_run, overridden, settings_of
 from unimetric.runs.model import build_model, loss_with_geometry
 from unimetric.runs.record import read_images, read_record, write_record
@@ -171,10 +171,8 @@ def _validate(
     rows, _ = readable(config, table, split.validation, progress=progress)
     check_own_images(ends.folder, config, table, {"validation": rows})
     fabric = open_fabric(config)
-    wrapped = fabric.setup(model) if any(each.requires_grad for each in model.parameters()) else model.to(fabric.device)
-    few = table.take(rows)
-    options: dict[str, Any] = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
-    loader = open_pictures(few, device=fabric.device, progress=progress, **options)
+    wrapped = set_up(fabric, model)
+    loader = open_images(fabric, config, model, table.take(rows), progress=progress)
     view, loss = View(create("transforms", config.transform)), loss_with_geometry(config, model.dim)
     found = {}
     for alpha in alphas:

@@ -57,7 +57,7 @@ else:
         from lightning.fabric.strategies import DDPStrategy
 
 
-__all__ = ["VERSION", "CSVLogger", "DDPStrategy", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric"]
+__all__ = ["VERSION", "CSVLogger", "DDPStrategy", "Fabric", "TensorBoardLogger", "evaluation_batch", "open_fabric", "set_up"]
 
 
 # Lightning and inductor suggest a lower precision of float32 products, which would change results. Silence both:
@@ -164,6 +164,12 @@ def _set_allocator(parameters: Mapping[int, int]) -> None:
         with contextlib.suppress(AttributeError):  # another C library
             for name, value in parameters.items():
                 ctypes.CDLL(None).mallopt(name, value)
+
+
+def set_up(fabric: Fabric, model: Any) -> Any:
+    """Return a model on its device in the precision of the run; a frozen model is only moved."""
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    return fabric.setup(model) if trained else model.to(fabric.device)
 
 
 def evaluation_batch(config: RunConfig, fabric: Fabric) -> int:

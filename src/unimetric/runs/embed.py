@@ -18,7 +18,7 @@ from unimetric.images.loading import Progress, Resident, Streamed, View, open_pi
 from unimetric.images.table import Table
 from unimetric.kinds import Loss
 from unimetric.metrics import check_roles
-from unimetric.runs.device import Fabric, evaluation_batch
+from unimetric.runs.device import Fabric, evaluation_batch, set_up
 from unimetric.runs.model import place
 from unimetric.spec import create
 
@@ -108,11 +108,26 @@ def embed_all(fabric: Fabric, config: RunConfig, model: Any, table: Table, *, pr
         table: Table of the images.
         progress: Callback with (finished images, all images), first for reading, then for embedding.
     """
-    model = fabric.setup(model) if any(p.requires_grad for p in model.parameters()) else model.to(fabric.device)
-    options = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
-    loader = open_pictures(table, device=fabric.device, progress=progress, **options)
+    model = set_up(fabric, model)
+    loader = open_images(fabric, config, model, table, progress=progress)
     view = View(create("transforms", config.transform))
     return embed(fabric, model, loader, np.arange(len(table)), view, batch=evaluation_batch(config, fabric), progress=progress)
+
+
+def open_images(
+    fabric: Fabric, config: RunConfig, model: Any, table: Table, *, compiled: bool = False, progress: Progress | None = None
+) -> Resident | Streamed:
+    """Open the images of a table for a model, as `open_pictures` does."""
+    return open_pictures(
+        table,
+        device=fabric.device,
+        mean=model.mean,
+        std=model.std,
+        residence=config.residence,
+        workers=config.workers,
+        compiled=compiled,
+        progress=progress,
+    )
 
 
 def space_of(embeddings: Tensor, table: Table, rows: np.ndarray, *, loss: Loss | None = None, geometry: str = "") -> Space:

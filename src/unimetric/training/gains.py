@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unimetric.images.loading import open_pictures
-from unimetric.runs.embed import space_of
+from unimetric.runs.embed import open_images, space_of
 from unimetric.runs.weights import read_tensors
 from unimetric.training.progress import Progress
 from unimetric.training.scores import compare_scores, score_of
@@ -28,9 +27,8 @@ def score_watched(state: TrainingState, *, raw: bool) -> dict[str, dict[str, Any
     config = state.config
     found: dict[str, dict[str, Any]] = {}
     for text, table in state.watched.items():
-        options: dict[str, Any] = {"mean": state.bare.mean, "std": state.bare.std, "residence": config.residence, "workers": config.workers}
         report = lambda done, total: state.display.step("reading images", done, total)  # noqa: E731
-        loader, rows = open_pictures(table, device=state.fabric.device, progress=report, **options), np.arange(len(table))
+        loader, rows = open_images(state.fabric, config, state.bare, table, progress=report), np.arange(len(table))
         if raw:
             space = space_of(embed_with_features(state, rows, loader=loader)[1], table, rows)
         else:

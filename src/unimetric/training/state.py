@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.geometry import seed_dice
-from unimetric.images.loading import Resident, Streamed, View, open_pictures
+from unimetric.images.loading import Resident, Streamed, View
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
 from unimetric.kinds import Loss
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.display import Display
-from unimetric.runs.embed import check_measurable, embed, space_of
+from unimetric.runs.embed import check_measurable, embed, open_images, space_of
 from unimetric.runs.model import Model, build_backbone, build_model, loss_with_geometry
 from unimetric.runs.rows import read_table, read_watched, readable
 from unimetric.runs.weights import TensorWriter, Trained
@@ -214,16 +214,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
         labels=learner.labels,
         skipped=skipped,
         recipe=recipe,
-        loader=open_pictures(
-            table,
-            device=fabric.device,
-            mean=bare.mean,
-            std=bare.std,
-            residence=config.residence,
-            workers=config.workers,
-            compiled=config.compile,
-            progress=lambda done, total: display.step("reading images", done, total),
-        ),
+        loader=open_images(fabric, config, bare, table, compiled=config.compile, progress=partial(display.step, "reading images")),
         bare=bare,
         trained=Trained(bare),
         model=model,

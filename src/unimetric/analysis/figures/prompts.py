@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,9 @@ from jaxtyping import Float
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.errors import UnimetricError
-from unimetric.images.loading import View, open_pictures
+from unimetric.images.loading import View
 from unimetric.runs.device import evaluation_batch, open_fabric
+from unimetric.runs.embed import open_images
 from unimetric.runs.folder import open_run
 from unimetric.runs.rows import read_table, readable
 from unimetric.spec import create
@@ -46,8 +46,7 @@ def prompt_preference(run: str | Path, out: str | Path, *, pictures: int = 500) 
         if not len(rows):
             continue
         rows = rows[np.linspace(0, len(rows) - 1, min(pictures, len(rows))).astype(np.int64)]
-        options: dict[str, Any] = {"mean": model.mean, "std": model.std, "residence": config.residence, "workers": config.workers}
-        opened = open_pictures(table.take(rows), device=fabric.device, **options)
+        opened = open_images(fabric, config, model, table.take(rows))
         view, batch = View(create("transforms", config.transform)), evaluation_batch(config, fabric)
         chunks = [np.arange(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
         total = torch.zeros(model.backbone.pool_size, device=fabric.device)
