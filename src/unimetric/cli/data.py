@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -173,7 +174,7 @@ def pack(
             quality=quality,
             workers=workers,
             on_bad_picture="skip" if skip_bad else "error",
-            progress=lambda done, total: display.step("packing", done, total),
+            progress=partial(display.step, "packing"),
         )
         for name, reason in packed.skipped:
             display.line(f"skipped {name}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -54,7 +55,7 @@ def export(
         return
     with Display() as display:
         options: dict[str, Any] = {"to": to, "backbone": backbone, "images": images, "force": force, "shift": shift or ""}
-        export_as(run, out, note=display.line, progress=lambda done, total: display.step("comparing", done, total), **options, **overrides)
+        export_as(run, out, note=display.line, progress=partial(display.step, "comparing"), **options, **overrides)
         size = sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
         display.line(f"{out}: {size / 2**20:,.1f} MiB")
         if out.is_file() and out.suffix != ".pt2":  # opening one may run code, so `evaluate` does not

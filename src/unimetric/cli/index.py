@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -175,7 +176,7 @@ def evaluate_stored(
 
     _reject_others(path, others)
     with Display() as display, Index.open(path, device="cpu") as opened:
-        progress = lambda done, total: display.step("searching", done, total)  # noqa: E731
+        progress = partial(display.step, "searching")
         cluster = _read_cluster(ray, None, gpus, 1.0, "")
         found = evaluate_index(opened, metrics=metrics, level=level, progress=progress, cluster=cluster)
         display.line(f"{'':<32} {'exact':>8} {opened.facts.store.partition('(')[0]:>8}")

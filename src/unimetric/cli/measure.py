@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,10 +97,7 @@ def evaluate(
         "precisions": [word.strip() for word in precisions.split(",") if word.strip()],
     }
     with Display() as display:
-
-        def progress(done: int, total: int) -> None:
-            display.step("embedding", done, total)
-
+        progress = partial(display.step, "embedding")
         if target.endswith(".npz"):
             geometry = str(overrides.pop("geometry", ""))
             if overrides or save is not None or part != "test":
@@ -207,7 +205,7 @@ def split(
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | read_overrides(settings, split), "split")
     with Display() as display:
-        table, found = features_of(config, path=features, progress=lambda done, total: display.step("features", done, total))
+        table, found = features_of(config, path=features, progress=partial(display.step, "features"))
         splits = make_splits(
             table,
             found,
@@ -220,7 +218,7 @@ def split(
             choose=choose,
             targets=wanted,
             seed=seed,
-            progress=lambda done, total: display.step("splits", done, total),
+            progress=partial(display.step, "splits"),
         )
         made = str(features) if features is not None else config.backbone
         write_splits(out, splits, {"dataset": config.dataset, "features": made, "transform": config.transform})
@@ -262,7 +260,7 @@ def adapt(
             _adapt_study(display, run, runs, wanted, arguments)
             return
         for count in wanted:
-            result = run_(run, shots=count, progress=lambda done, total: display.step("adapting", done, total), **arguments)
+            result = run_(run, shots=count, progress=partial(display.step, "adapting"), **arguments)
             for name, (mean, half) in result["summary"].items():
                 display.line(f"{name:<44} {mean:.4f} +- {half:.4f}")
             display.line(f"{len(result['episodes'])} episodes; see {run / f'adapt_{count}_shots.json'}")
@@ -274,7 +272,7 @@ def _adapt_study(display: Any, folder: Path, runs: list[Path], shots: list[int],
     from unimetric.analysis.few_shot import adapt_study, draw_few_shot
     from unimetric.files import write_text
 
-    report = adapt_study(runs, shots=shots, progress=lambda done, total: display.step("adapting runs", done, total), **arguments)
+    report = adapt_study(runs, shots=shots, progress=partial(display.step, "adapting runs"), **arguments)
     write_text(folder / "few_shot.json", json.dumps(report, indent=1))
     for count, methods in report.items():
         draw_few_shot(folder / f"few_shot_{count}.png", methods, METRICS[0])
@@ -305,7 +303,7 @@ def transfer(
     texts = _specs(metrics)
     overrides = read_overrides(setting, transfer)
     with Display() as display:
-        rows = run_(runs, to, metrics=texts, progress=lambda done, total: display.step("embedding", done, total), **overrides)
+        rows = run_(runs, to, metrics=texts, progress=partial(display.step, "embedding"), **overrides)
         for row in rows:
             numbers = "  ".join(f"{key} {value:.4f}" for key, value in row.items() if isinstance(value, float))
             display.line(f"{row['run']}: {row['trained_on']} -> {row['tested_on']}: {numbers}")
@@ -376,13 +374,7 @@ def ensemble(
     overrides = read_overrides([word for word in runs if "=" in word], ensemble)
     places = select_runs([word for word in runs if "=" not in word], _read_labels(label or []))
     with Display() as display:
-        numbers = run(
-            places,
-            metrics=_specs(metrics),
-            normalise=normalize,
-            progress=lambda done, total: display.step("embedding", done, total),
-            **overrides,
-        )
+        numbers = run(places, metrics=_specs(metrics), normalise=normalize, progress=partial(display.step, "embedding"), **overrides)
         for line in _result_lines(numbers, []):
             display.line(line)
     _write_json(out, numbers)
@@ -526,7 +518,7 @@ def _draw_toy(out: Path, seeds: int) -> None:
     from unimetric.runs.display import Display
 
     with Display() as display:
-        found = toy(out, seeds=seeds, progress=lambda done, total: display.step("networks", done, total))
+        found = toy(out, seeds=seeds, progress=partial(display.step, "networks"))
         for task, variants in found.items():
             for variant, scores in variants.items():
                 means = "  ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in scores.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,15 +190,7 @@ def watch(
     from unimetric.runs.display import Display
 
     with Display() as display:
-        found = compare(
-            folder,
-            queries,
-            level=level,
-            draws=draws,
-            fit=fit,
-            device=device,
-            progress=lambda done, total: display.step("embedding", done, total),
-        )
+        found = compare(folder, queries, level=level, draws=draws, fit=fit, device=device, progress=partial(display.step, "embedding"))
     if as_json:
         print(json.dumps(found))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,15 +44,7 @@ def calibrate(
         calibrate_stored(run, fpr, level, draws, {"settings": overrides, "--out": out})
         return
     with Display() as display:
-        result = choose(
-            run,
-            fpr=fpr,
-            level=level,
-            draws=draws,
-            out=out,
-            progress=lambda done, total: display.step("embedding", done, total),
-            **overrides,
-        )
+        result = choose(run, fpr=fpr, level=level, draws=draws, out=out, progress=partial(display.step, "embedding"), **overrides)
         interval = result["threshold_interval"]
         spread = f"   {format_interval(interval)} over classes" if interval else ""
         display.line(f"threshold {result['threshold']:.4f}{spread}   score: {result['score']}")

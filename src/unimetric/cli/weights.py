@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -41,7 +42,7 @@ def interpolate(
     points = [alpha] if alpha is not None else read_numbers(alphas, "--alphas", float, like="0,0.5,1")
     overrides = read_overrides(setting, interpolate)
     with Display() as display:
-        progress = lambda done, total: display.step("embedding", done, total)  # noqa: E731
+        progress = partial(display.step, "embedding")
         found = run(runs, out, alphas=points, tolerance=tolerance, note=display.line, progress=progress, **overrides)
         chosen = " (chosen on validation classes)" if "validation" in found else ""
         display.line(f"{out}: alpha {found['alpha']:g}{chosen}; evaluate it with: unimetric evaluate {quote(str(out))}")

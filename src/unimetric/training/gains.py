@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def score_watched(state: TrainingState, *, raw: bool) -> dict[str, dict[str, Any
     config = state.config
     found: dict[str, dict[str, Any]] = {}
     for text, table in state.watched.items():
-        report = lambda done, total: state.display.step("reading images", done, total)  # noqa: E731
+        report = partial(state.display.step, "reading images")
         loader, rows = open_images(state.fabric, config, state.bare, table, progress=report), np.arange(len(table))
         if raw:
             space = space_of(embed_with_features(state, rows, loader=loader)[1], table, rows)

@@ -272,7 +272,7 @@ def skip_unreadable(config: RunConfig, table: Table, split: Split, display: Disp
     """
     rows, skipped = [], []
     for part in (split.train, split.validation, split.test):
-        good, bad = readable(config, table, part, progress=lambda done, total: display.step("checking images", done, total))
+        good, bad = readable(config, table, part, progress=partial(display.step, "checking images"))
         rows.append(good)
         skipped += bad
     return (Split(rows[0], rows[1], rows[2], split.name) if skipped else split), skipped
@@ -307,7 +307,7 @@ def embed_rows(
         View(state.recipe),
         batch=evaluation_batch(state.config, state.fabric),
         read=read,
-        progress=lambda done, total: state.display.step("evaluating", done, total),
+        progress=partial(state.display.step, "evaluating"),
     )
 
 
