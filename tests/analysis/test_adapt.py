@@ -7,7 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unimetric.analysis.adapt import _check_global, adapt, draw_episodes, last_layers, t_interval, tune_head
+from unimetric.analysis.adapt import _check_global, adapt, draw_episodes, last_layers, tune_head
+from unimetric.analysis.curves import t_interval
 from unimetric.analysis.evaluate import evaluate
 from unimetric.analysis.few_shot import adapt_study, study_runs
 from unimetric.analysis.shift import draw_report, shift_report

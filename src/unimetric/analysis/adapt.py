@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
 from torch import Tensor, nn
 
+from unimetric.analysis.curves import t_interval
 from unimetric.analysis.evaluate import check_metrics
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
@@ -397,21 +396,6 @@ def _draw_crops(batches: np.ndarray, crops: int, seed: int) -> np.ndarray:
         other = (first + rng.integers(1, crops, size=first.shape)) % crops
         which[:, 1::2] = np.where(batches[:, ::2] == batches[:, 1::2], other, second)
     return which
-
-
-def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
-    """Return the mean and the half width of its Student's t interval (Student 1908).
-
-    Args:
-        values: One value per episode, at least two.
-        level: Probability that such an interval contains the true mean.
-
-    >>> mean, half = t_interval([0.6, 0.7, 0.8])
-    >>> round(mean, 6), round(half, 4)
-    (0.7, 0.2484)
-    """
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)), float(stdtrit(len(values) - 1, (1 + level) / 2)) * spread
 
 
 def _embed_tokens(head: nn.Module, tokens: Float[Tensor, "B C"]) -> Float[Tensor, "B D"]:

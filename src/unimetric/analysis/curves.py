@@ -1,12 +1,14 @@
-"""Scores over increasing shifts: AGS, change against the mean, and trend."""
+"""Scores over increasing shifts: AGS, change against the mean, trend, and intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from unimetric.errors import UnimetricError
 
@@ -93,3 +95,17 @@ def ags(distances: Sequence[float], scores: Sequence[float]) -> float:
     order = np.argsort(x, kind="stable")
     x, y = (x[order] - x.min()) / (x.max() - x.min()), y[order]
     return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum())
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the half width of its Student's t interval of 95 % (Student 1908).
+
+    Args:
+        values: At least two values.
+
+    >>> mean, half = t_interval([0.6, 0.7, 0.8])
+    >>> round(mean, 6), round(half, 4)
+    (0.7, 0.2484)
+    """
+    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(np.mean(values)), float(stdtrit(len(values) - 1, 0.975)) * spread

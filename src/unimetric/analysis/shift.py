@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.curves import ags, change_against_mean, structure_trend
+from unimetric.analysis.curves import ags, change_against_mean, structure_trend, t_interval
 from unimetric.analysis.evaluate import evaluate
 from unimetric.analysis.split import read_features
 from unimetric.config import NO_RESULT, RunConfig, load
@@ -284,8 +283,8 @@ def _ags_spread(splits: Sequence[list[dict[str, float]]], where: Sequence[float]
     low, high = min(areas), max(areas)
     deviation = float(np.std(areas, ddof=1))
     if len(areas) > 2:
-        half = float(stdtrit(len(areas) - 1, 0.975)) * deviation / len(areas) ** 0.5
-        low, high = float(np.mean(areas)) - half, float(np.mean(areas)) + half
+        mean, half = t_interval(areas)
+        low, high = mean - half, mean + half
     return {"seeds": len(areas), "deviation": deviation, "low": low, "high": high}
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
-from unimetric.analysis.curves import ags
+from unimetric.analysis.curves import ags, t_interval
 from unimetric.config import NO_RESULT, RunConfig, split_metric
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
@@ -52,12 +51,10 @@ class Method:
         """Return the mean over the runs."""
         return float(np.mean([run.value(metric) for run in self.runs]))
 
-    def half(self, metric: str, level: float = 0.95) -> float:
+    def half(self, metric: str) -> float:
         """Return half of Student's interval for the mean, or NaN for fewer than three runs."""
         values = [run.value(metric) for run in self.runs]
-        if len(values) < _SEEDS_FOR_INTERVAL:
-            return math.nan
-        return float(stdtrit(len(values) - 1, (1 + level) / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
+        return math.nan if len(values) < _SEEDS_FOR_INTERVAL else t_interval(values)[1]
 
     def range(self, metric: str) -> tuple[float, float]:
         """Return the lowest and the highest value of the runs."""
