@@ -17,7 +17,7 @@ from typing import Any
 from unimetric.config import RunConfig
 from unimetric.declarations import Declaration, defined
 from unimetric.errors import UnimetricError
-from unimetric.spec import OFFERED, bind_arguments, declaration, parse
+from unimetric.spec import OFFERED, bind_arguments, complete_arguments, declaration, parse
 
 
 def check_declared_fit(config: RunConfig, place: str) -> None:
@@ -99,9 +99,7 @@ def _values(kind: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
     provided = {key: known.get(key, OFFERED[key]) for key in _PROVIDED.get(kind, ("seed",))}
     written = {*list(parameters)[: len(call.positional)], *call.named}
     unknown = provided.keys() - known.keys() - written
-    values = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
-    values |= bind_arguments(kind, text, **provided)
-    return {key: value for key, value in values.items() if key not in unknown}
+    return {key: value for key, value in complete_arguments(kind, text, **provided).items() if key not in unknown}
 
 
 def _check_miner(loss: str, miner: str, setting: str) -> None:

@@ -334,6 +334,13 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
     return adopted | written
 
 
+def complete_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
+    """Return the keyword arguments of a component as `bind` does, and the defaults of others."""
+    parameters = declaration(kind, parse(text).name).configured
+    defaults = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+    return defaults | bind_arguments(kind, text, **offered)
+
+
 def _check_nested(key: str, value: Any, text: str) -> None:
     """Check the spec strings in an argument.
 

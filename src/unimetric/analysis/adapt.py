@@ -30,7 +30,7 @@ from unimetric.runs.embed import embed, open_images, space_of
 from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import Model, loss_of
 from unimetric.runs.rows import read_table, readable
-from unimetric.spec import bind, create, parse, signature
+from unimetric.spec import bind, complete_arguments, create, parse
 from unimetric.splits.published import episodes as published_episodes
 
 #: The metrics of the paper.
@@ -423,8 +423,7 @@ def _boundary(config: RunConfig) -> float:
     text = loss_of(config)
     if parse(text).name != "margin":
         return 1.2
-    part, arguments = bind("losses", text)
-    return float(arguments.get("beta", signature(part).parameters["beta"].default))
+    return float(complete_arguments("losses", text)["beta"])
 
 
 def _index(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -51,7 +51,7 @@ from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import lock_folder, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.weights import hash_tensors
-from unimetric.spec import bind_arguments, create, declaration, names, parse
+from unimetric.spec import bind_arguments, complete_arguments, create, names
 from unimetric.stores._points import check_name
 
 #: Images and seconds after which a shard is written.
@@ -145,9 +145,7 @@ def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, 
     name = text.partition("(")[0]
     if ("." not in name and name not in names("backbones")) or os.sep in name:
         raise UnimetricError(f"{text}: not a run folder or backbone", closest(name, names("backbones")))
-    written = bind_arguments("backbones", text, seed=0)
-    defaults = {key: each.default for key, each in declaration("backbones", parse(text).name).configured.items()}
-    chosen = defaults | written
+    chosen = complete_arguments("backbones", text, seed=0)
     options = {"pretrained", "weights"} & chosen.keys()
     if (options or "." not in name) and not any(chosen[key] for key in options):  # the weights of a third-party backbone are its own
         hint = "add `pretrained=True` or `weights='...'`" if options else "train it with `unimetric train`, and name the run folder"

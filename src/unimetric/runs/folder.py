@@ -26,7 +26,7 @@ from unimetric.runs.device import VERSION, peak_memory
 from unimetric.runs.model import build_model
 from unimetric.runs.record import check_files, check_images, finished_lines, seal_files
 from unimetric.runs.weights import Trained, Undrawn, read_tensors
-from unimetric.spec import bind, find, parse, signature, text_of
+from unimetric.spec import bind, complete_arguments, find, parse, signature, text_of
 
 try:
     import fcntl
@@ -327,12 +327,12 @@ def pretrained_weights(config: RunConfig) -> str:
     """
     if parse(config.backbone).name != "timm":
         return ""
-    arguments = bind("backbones", config.backbone)[1]
-    if not arguments.get("pretrained"):
+    arguments = complete_arguments("backbones", config.backbone)
+    if not arguments["pretrained"]:
         return ""
     from unimetric.backbones._hub import resolve_weights  # loads timm
 
-    return resolve_weights(arguments.get("name", "resnet50"))
+    return resolve_weights(arguments["name"])
 
 
 @contextlib.contextmanager

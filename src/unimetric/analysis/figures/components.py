@@ -10,7 +10,7 @@ import numpy as np
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import judging_metrics, read_finished
 from unimetric.errors import UnimetricError
-from unimetric.spec import bind, signature
+from unimetric.spec import complete_arguments
 
 
 def component_sizes(runs: Sequence[str | Path], out: str | Path, *, metrics: Sequence[str] = ()) -> dict[str, dict[int, dict[int, float]]]:
@@ -35,9 +35,8 @@ def component_sizes(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
     for run in found:
         if not run.config.adapter:
             raise UnimetricError(f"{run.folder}: the run has no adapter", "name runs of `puma`, `stochastic_adapter` or `linear_probe`")
-        part, arguments = bind("adapters", run.config.adapter)
-        parameters = signature(part).parameters
-        rank, length = (int(arguments.get(key, parameters[key].default)) if key in parameters else 0 for key in ("rank", "length"))
+        arguments = complete_arguments("adapters", run.config.adapter)
+        rank, length = (int(arguments.get(key, 0)) for key in ("rank", "length"))
         for name in names:
             values[name].setdefault(length, {}).setdefault(rank, []).append(run.values[name])
     means = {

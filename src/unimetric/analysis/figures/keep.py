@@ -9,7 +9,7 @@ from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import expand_studies
 from unimetric.errors import UnimetricError
 from unimetric.runs.folder import load_settings, read_done
-from unimetric.spec import bind, signature
+from unimetric.spec import complete_arguments
 
 
 def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Sequence[str] = ()) -> dict[float, dict[str, float]]:
@@ -31,13 +31,11 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         config = load_settings(run)
         if not config.adapter or not (Path(run) / "done").is_file():
             raise UnimetricError(f"{run}: not a finished run with an adapter", "name runs of `stochastic_adapter`, `puma` or `lora`")
-        part, arguments = bind("adapters", config.adapter)
-        parameters = signature(part).parameters
-        if "keep" not in parameters:
+        keep = complete_arguments("adapters", config.adapter).get("keep")
+        if keep is None:
             raise UnimetricError(f"{run}: `{config.adapter}` has no `keep`", "name runs of `stochastic_adapter`, `puma` or `lora`")
         line = read_done(Path(run))
         numbers = {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")}
-        keep = arguments.get("keep", parameters["keep"].default)
         if keep in found:
             raise UnimetricError(f"{run}: another run also has `keep={keep}`", "name one run per probability")
         found[keep] = numbers

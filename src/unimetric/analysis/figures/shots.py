@@ -10,7 +10,7 @@ import numpy as np
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import judging_metrics, read_finished
 from unimetric.errors import UnimetricError
-from unimetric.spec import bind, signature
+from unimetric.spec import complete_arguments
 
 
 def few_shot_curves(runs: Sequence[str | Path], out: str | Path, *, metrics: Sequence[str] = ()) -> dict[str, dict[str, dict[int, float]]]:
@@ -33,11 +33,10 @@ def few_shot_curves(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
     names = judging_metrics(found, metrics)
     values: dict[str, dict[str, dict[int, list[float]]]] = {name: {} for name in names}
     for run in found:
-        part, arguments = bind("splits", run.config.split, seed=0)
-        parameters = signature(part).parameters
-        if "shots" not in parameters:
+        arguments = complete_arguments("splits", run.config.split, seed=0)
+        if "shots" not in arguments:
             raise UnimetricError(f"{run.folder}: `split = {run.config.split!r}` has no `shots`", "name runs of `few_shot(shots=...)`")
-        count = int(arguments.get("shots", parameters["shots"].default))
+        count = int(arguments["shots"])
         for name in names:
             values[name].setdefault(run.name({"shots"}), {}).setdefault(count, []).append(run.values[name])
     means = {
