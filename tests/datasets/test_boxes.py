@@ -14,9 +14,9 @@ from unimetric import Index
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import load
-from unimetric.deploy.gallery import Gallery, make_thumbnail
+from unimetric.deploy.gallery import Gallery
 from unimetric.errors import UnimetricError
-from unimetric.images.pack import Pack, decode
+from unimetric.images.pack import Pack, decode, make_thumbnail
 from unimetric.images.packing import write
 from unimetric.images.regions import split_box
 from unimetric.spec import create

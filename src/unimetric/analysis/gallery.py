@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from unimetric.analysis.classes import results_by_class
 from unimetric.errors import UnimetricError
 from unimetric.files import write_arrays
-from unimetric.images.pack import decode
+from unimetric.images.pack import make_thumbnail
 from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all, space_of
@@ -65,7 +63,7 @@ def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, 
     order, scores = near[:, :found].cpu().numpy(), scores[:, :found]
     kept = np.unique(np.concatenate([chosen, order.ravel(), others]))
     large = np.isin(kept, np.concatenate([chosen, order.ravel()]))  # images of the map alone stay small, as does the report
-    thumbnails = [_thumbnail(test.paths[row], side if each else side // 2) for row, each in zip(kept, large, strict=True)]
+    thumbnails = [make_thumbnail(test.paths[row], side if each else side // 2, 70) for row, each in zip(kept, large, strict=True)]
     path = folder / "gallery.npz"
     write_arrays(
         path,
@@ -110,14 +108,6 @@ def _shift(text: str) -> float:
     with suppress(UnimetricError):
         return distances(place[0]).get(place[1], math.nan) if place else math.nan
     return math.nan
-
-
-def _thumbnail(path: str, side: int) -> bytes:
-    image = Image.fromarray(decode(path))
-    image.thumbnail((side, side))
-    out = io.BytesIO()
-    image.convert("RGB").save(out, "JPEG", quality=70)
-    return out.getvalue()
 
 
 def write_missing_galleries(folders: list[Path]) -> list[tuple[Path, str]]:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from unimetric.deploy.gallery import make_thumbnail
 from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import UnimetricError
 from unimetric.files import check_writable, write_text
 from unimetric.geometry.space import Space
-from unimetric.images.pack import decode
+from unimetric.images.pack import decode, make_thumbnail
 from unimetric.kinds import Audited, Findings
 from unimetric.report import page as report_page
 from unimetric.report.escape import for_csv, for_html

@@ -21,9 +21,9 @@ from unimetric.analysis.projection import project
 from unimetric.deploy.embedding import crop_center
 from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import NotFound, UnimetricError
-from unimetric.images.decode import FORMATS, MOST_PIXELS, load_image, parse_image, read_bytes
+from unimetric.images.decode import FORMATS, MOST_PIXELS, parse_image, read_bytes
 from unimetric.images.loading import View
-from unimetric.images.pack import decode, located
+from unimetric.images.pack import decode, located, make_thumbnail
 from unimetric.images.regions import split_box
 
 #: Formats that every browser shows, and their media types. Others are sent as PNG.
@@ -268,18 +268,3 @@ def _release_memory() -> None:
     """
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
-    """Return a small JPEG file of an image, upright.
-
-    Args:
-        path: Path of the image.
-        side: Pixels of the longer side.
-        quality: Quality of the JPEG file.
-    """
-    image = Image.fromarray(decode(path)) if located(path) else load_image(path)[0]
-    image.thumbnail((side, side))
-    out = io.BytesIO()
-    image.save(out, "JPEG", quality=quality)
-    return out.getvalue()

@@ -16,6 +16,7 @@ Numpy and Pillow only.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from unimetric.errors import UnimetricError
 from unimetric.files import CHUNK
@@ -57,6 +59,21 @@ def decode(path: str) -> np.ndarray:
         return np.array(load_image(path)[0])
     file, row = location
     return opened(file).picture(row)
+
+
+def make_thumbnail(path: str, side: int, quality: int = 82) -> bytes:
+    """Return a small JPEG file of an image, upright.
+
+    Args:
+        path: Path of the image.
+        side: Pixels of the longer side.
+        quality: Quality of the JPEG file.
+    """
+    image = Image.fromarray(decode(path)) if located(path) else load_image(path)[0]
+    image.thumbnail((side, side))
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=quality)
+    return out.getvalue()
 
 
 def located(path: str) -> tuple[str, int] | None:
