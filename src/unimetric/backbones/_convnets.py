@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from unimetric.kinds import Backbone
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -34,3 +38,26 @@ def rest_batchnorm(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
+
+
+class ConvNet(Backbone):
+    """Backbone whose BatchNorm may be frozen.
+
+    Attributes:
+        network: Network whose BatchNorm it is.
+    """
+
+    network: Any
+    frozen_batchnorm = False
+
+    def fix_batchnorm(self, *, affine: bool) -> None:
+        """Fix the statistics of every BatchNorm, and its scale and shift if `affine`."""
+        self.frozen_batchnorm = True
+        freeze_batchnorm(self.network, affine=affine)
+        rest_batchnorm(self.network)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.frozen_batchnorm:
+            rest_batchnorm(self.network)
+        return self

@@ -7,10 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import ConvNet, tokens_of
 from unimetric.backbones._layouts import recognize, to_inception
 from unimetric.backbones._weights import fill, read_weights
-from unimetric.kinds import Backbone
 
 # Figure 5 of the paper: width of the 1x1, the 3x3 after its reduction, the two 3x3 after theirs, and
 # the projection after the pooling. A module without 1x1 and projection halves the map and passes the
@@ -29,7 +28,7 @@ _TABLE = {
 }
 
 
-class BnInception(Backbone):
+class BnInception(ConvNet):
     """BN-Inception with its ImageNet architecture.
 
     A map of odd side is padded with zeros before it is halved, so that images of any size are
@@ -78,16 +77,8 @@ class BnInception(Backbone):
             self.network.add_module(name, layer)
         if weights:
             fill(self.network, to_inception(state), weights, layout=recognize(state).name)
-        self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
-            freeze_batchnorm(self.network, affine=not train_affine)
-            rest_batchnorm(self.network)
-
-    def train(self, mode: bool = True) -> BnInception:
-        super().train(mode)
-        if self.frozen_batchnorm:
-            rest_batchnorm(self.network)
-        return self
+            self.fix_batchnorm(affine=not train_affine)
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         return tokens_of(self.network(images.flip(1)))

