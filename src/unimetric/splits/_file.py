@@ -177,12 +177,15 @@ def _file_beginnings(table: Table) -> dict[str, int]:
     return {base_name(path).partition("_")[0]: int(label) for path, label in zip(table.paths, table.labels, strict=True)}
 
 
+def original_name(path: str) -> str:
+    """Return the path of an image, or the name that its pack stores."""
+    packed = located(path)
+    return opened(packed[0]).names[packed[1]] if packed else path
+
+
 def base_name(path: str) -> str:
     """Return the file name of an image, also of one in a pack."""
-    packed = located(path)
-    if packed:
-        path = opened(packed[0]).names[packed[1]]
-    return os.path.basename(path)
+    return os.path.basename(original_name(path))
 
 
 def divide(table: Table, train: np.ndarray, test: np.ndarray, location: str, *, validation: float = 0.0, seed: int = 0) -> Split:

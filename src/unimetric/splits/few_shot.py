@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -11,9 +10,8 @@ import numpy as np
 
 from unimetric.arguments import Count, Range, Seed
 from unimetric.errors import UnimetricError, closest
-from unimetric.images.pack import located, opened
 from unimetric.images.table import Split, Table
-from unimetric.splits._file import read
+from unimetric.splits._file import original_name, read
 from unimetric.splits.standard import standard
 
 #: Names of the datasets in the authors' files.
@@ -95,7 +93,7 @@ def _listed_rows(table: Table, split: Split, source: int, shots: int, path: str)
     images = read(str(file)).get("im_paths")
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise UnimetricError(f"{file}: `im_paths` must be a list of paths of images", "download the file again")
-    rows = dict(_by_name(table, np.flatnonzero(table.train & (table.source == source))))
+    rows = {_key(original_name(table.paths[row])): row for row in np.flatnonzero(table.train & (table.source == source))}
     # A pack of images in one folder has their file names alone.
     places = [rows.get(_key(image), rows.get(PurePosixPath(image).name)) for image in images]
     absent = [image for image, row in zip(images, places, strict=True) if row is None]
@@ -111,12 +109,6 @@ def _listed_rows(table: Table, split: Split, source: int, shots: int, path: str)
     if not np.array_equal(classes, wanted) or (counts != shots).any():
         raise UnimetricError(f"{file}: must list {shots} images of each training class of `{name}`", "download the file again")
     return found
-
-
-def _by_name(table: Table, rows: np.ndarray) -> Iterator[tuple[str, int]]:
-    for row in rows:
-        packed = located(table.paths[row])
-        yield _key(opened(packed[0]).names[packed[1]] if packed else table.paths[row]), int(row)
 
 
 def _key(path: str) -> str:
