@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import platform
 import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +25,11 @@ import math
 import numpy as np
 import torch
 
-from unimetric.config import RunConfig, load
+from unimetric.config import RunConfig, from_settings, load
+from unimetric.errors import Interrupted
 from unimetric.images import packing
+from unimetric.kinds import Sampler
+from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.spec import create
 
 
@@ -94,6 +100,30 @@ def config(letters: Path) -> RunConfig:
         logger="none",
         device="cpu",
     )
+
+
+def changed(config: RunConfig, **settings: object) -> RunConfig:
+    return from_settings(asdict(config) | settings)
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def interrupt(config: RunConfig, folder: Path, sampler: type[Sampler] = SamplesPerClass) -> None:
+    """Train until the second step of the second epoch."""
+    from unimetric.training.loop import train  # loads Lightning, which most tests do not need
+
+    original = sampler.batch
+
+    def batch(self: Sampler, step: int) -> np.ndarray:
+        if (self.epoch, step) == (1, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, step)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(sampler, "batch", batch)
+        train(config, folder, quiet=True)
 
 
 #: A study of eight runs that learns next to nothing, fast.

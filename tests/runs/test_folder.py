@@ -5,22 +5,18 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
 import pytest
+from tests.conftest import changed
 
-from unimetric.config import RunConfig, from_settings, load
+from unimetric.config import RunConfig, load
 from unimetric.errors import UnimetricError
 from unimetric.runs import folder as folders
 from unimetric.runs.record import finished_lines
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.training.loop import train
-
-
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

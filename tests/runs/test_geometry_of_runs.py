@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.conftest import changed
 
 from unimetric.analysis import ensemble as ensembles
 from unimetric.analysis import evaluate as evaluations
@@ -18,7 +18,7 @@ from unimetric.analysis.ensemble import ensemble
 from unimetric.analysis.evaluate import evaluate, evaluate_file
 from unimetric.analysis.shift import points_of_features
 from unimetric.analysis.transfer import transfer
-from unimetric.config import RunConfig, from_settings
+from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
 from unimetric.metrics import Space, measure
@@ -30,10 +30,6 @@ from unimetric.training.build import check_fit
 from unimetric.training.loop import train
 
 RAW = ("n_pair", "angular", "generalized_lifted")
-
-
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
 
 
 def vectors(labels: np.ndarray, dim: int = 8) -> torch.Tensor:

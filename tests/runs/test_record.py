@@ -7,19 +7,18 @@ import json
 import os
 import random
 import shutil
-import signal
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.conftest import changed, interrupt
 
 from unimetric.analysis.evaluate import evaluate
-from unimetric.config import RunConfig, from_settings, load
-from unimetric.errors import Interrupted, UnimetricError
+from unimetric.config import RunConfig, load
+from unimetric.errors import UnimetricError
 from unimetric.images import packing
 from unimetric.images.pack import Pack, decode
 from unimetric.report.folders import read_runs
@@ -39,28 +38,9 @@ from unimetric.runs.record import (
 )
 from unimetric.runs.rows import read_table
 from unimetric.runs.weights import hash_tensors, read_tensors, write_tensors
-from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.training.checkpoint import check_data, resume
 from unimetric.training.loop import train
 from unimetric.training.state import build_training_state
-
-
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
-
-
-def interrupt(config: RunConfig, folder: Path) -> None:
-    """Train until the second step of the second epoch."""
-    original = SamplesPerClass.batch
-
-    def batch(self: SamplesPerClass, step: int) -> np.ndarray:
-        if (self.epoch, step) == (1, 1):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, step)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(SamplesPerClass, "batch", batch)
-        train(config, folder, quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tests.conftest import read_log
 from typer.testing import CliRunner
 
 from unimetric.analysis.adapt import adapt
@@ -85,20 +86,16 @@ def run(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_eight_datasets_are_trained_and_measured_as_one(run: Path, capsys: pytest.CaptureFixture) -> None:
-    first, *_, last = lines(run)
+    first, *_, last = read_log(run)
     print(f"unified {last['test/unified']:.3f}, harmonic {last['test/harmonic']:.3f}, untrained {first['test/unified']:.3f}")
     each = [last[f"test/per_source/{block}"] for block in BLOCKS]
     assert last["test/harmonic"] == pytest.approx(8 / sum(1 / value for value in each))
     assert last["test/unified"] <= np.mean(each) + 0.05  # more to choose from, up to unequal numbers of pictures
-    assert lines(run)[1]["loss"] > last["loss"]
+    assert read_log(run)[1]["loss"] > last["loss"]
     assert [first[f"classes of {block}"] for block in BLOCKS] == [3] * 8
     assert all(first[f"pictures of {block}"] >= 24 for block in BLOCKS)
-    assert evaluate(run)["unified"] == pytest.approx(max(line["test/unified"] for line in lines(run)[1:]))
+    assert evaluate(run)["unified"] == pytest.approx(max(line["test/unified"] for line in read_log(run)[1:]))
 
 
 def test_only_what_is_trained_is_saved_and_the_rest_is_as_it_was(run: Path, config: RunConfig) -> None:
@@ -326,7 +323,7 @@ def test_puma_with_tokens_trains_and_has_no_pool(config: RunConfig, tmp_path: Pa
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved["backbone.prompt.tokens"].shape == (1, 2, 64)
     assert not any("keys" in name for name in saved)
-    assert evaluate(tmp_path / "run")["unified"] == pytest.approx(lines(tmp_path / "run")[-1]["test/unified"])
+    assert evaluate(tmp_path / "run")["unified"] == pytest.approx(read_log(tmp_path / "run")[-1]["test/unified"])
     with pytest.raises(UnimetricError, match="has no prompt pool"):
         prompt_preference(tmp_path / "run", tmp_path / "prompts.png")
 

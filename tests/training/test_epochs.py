@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import changed, read_log
 
 from unimetric.analysis.adapt import adapt
 from unimetric.analysis.calibrate import calibrate
 from unimetric.analysis.evaluate import evaluate
 from unimetric.analysis.gallery import write_gallery
-from unimetric.config import RunConfig, from_settings, load
+from unimetric.config import RunConfig, load
 from unimetric.errors import UnimetricError
 from unimetric.training.loop import train
 
 TIMES = ("seconds", "pictures_per_second", "peak_memory_gib")
 
 
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
-
-
 def lines(folder: Path) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in read_log(folder)]
 
 
 def same(a: Path, b: Path, name: str) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.conftest import changed
 from typer.testing import CliRunner
 
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
-from unimetric.config import RunConfig, from_settings
+from unimetric.config import RunConfig
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.geometry.space import Space
 from unimetric.metrics import interval
@@ -27,10 +27,6 @@ from unimetric.training.loop import train
 from unimetric.training.scores import compare_scores, score_of
 
 OTHER = "glyphs(blocks='shapes')"
-
-
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
 
 
 def spaces() -> list[Space]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +12,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tests.conftest import changed, interrupt
 
-from unimetric.config import RunConfig, from_settings
-from unimetric.errors import Interrupted
+from unimetric.config import RunConfig
 from unimetric.images import packing
 from unimetric.images.loading import Resident, Streamed, View
 from unimetric.images.table import Table
-from unimetric.kinds import EmbeddedSampler, Sampler
-from unimetric.samplers.samples_per_class import SamplesPerClass
+from unimetric.kinds import EmbeddedSampler
 from unimetric.spec import create
 from unimetric.training.loop import train
-
-
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -68,19 +61,6 @@ def test_one_huge_image_does_not_pad_a_streamed_batch(tmp_path: Path) -> None:
     table = pack_of([(400, 500), *[(33, 61), (52, 38), (45, 45)] * 3], tmp_path)
     one, two = crops(table, View(create("transforms", "base(size=24, resize=28)")))
     assert torch.allclose(one, two, atol=0.02) and not torch.equal(one, two)
-
-
-def interrupt(config: RunConfig, folder: Path, sampler: type[Sampler] = SamplesPerClass) -> None:
-    original = sampler.batch
-
-    def batch(self: Sampler, step: int) -> np.ndarray:
-        if (self.epoch, step) == (1, 1):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, step)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(sampler, "batch", batch)
-        train(config, folder, quiet=True)
 
 
 def test_other_execution_is_named_on_resume(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

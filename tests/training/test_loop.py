@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,10 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 from safetensors.torch import load_file
+from tests.conftest import changed, read_log
 
 from unimetric.analysis.evaluate import evaluate
-from unimetric.config import RunConfig, from_settings
+from unimetric.config import RunConfig
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.images.loading import Resident, Streamed
 from unimetric.runs.device import CSVLogger
@@ -37,10 +37,6 @@ from unimetric.training.loop import train
 from unimetric.training.state import build_training_state
 
 
-def changed(config: RunConfig, **settings: object) -> RunConfig:
-    return from_settings(asdict(config) | settings)
-
-
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoint.safetensors")
 
@@ -48,10 +44,6 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 def same(a: Path, b: Path) -> bool:
     first, second = tensors(a), tensors(b)
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-
-
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def command(config: RunConfig, folder: Path, *, start_new_session: bool = False) -> subprocess.Popen:
@@ -73,8 +65,8 @@ def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path) -> None:
     assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "environment.json", "done"} <= {
         file.name for file in folder.iterdir()
     }
-    assert [line["epoch"] for line in lines(folder)] == [0, 1, 2, 3]
-    assert best["test/recall(k=1)"] == max(line["test/recall(k=1)"] for line in lines(folder))
+    assert [line["epoch"] for line in read_log(folder)] == [0, 1, 2, 3]
+    assert best["test/recall(k=1)"] == max(line["test/recall(k=1)"] for line in read_log(folder))
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
     assert train(config, folder, quiet=True) == best  # a finished run is not done again
     measured = evaluate(folder)
@@ -137,8 +129,8 @@ def test_a_run_killed_at_a_random_step_ends_as_the_unbroken_one(config: RunConfi
     train(config, tmp_path / "broken", quiet=True)
     assert same(tmp_path / "unbroken", tmp_path / "broken"), f"killed in epoch {epoch} at step {step}"
     drop = ("seconds", "pictures_per_second", "peak_memory_gib")
-    assert [{k: v for k, v in line.items() if k not in drop} for line in lines(tmp_path / "unbroken")] == [
-        {k: v for k, v in line.items() if k not in drop} for line in lines(tmp_path / "broken")
+    assert [{k: v for k, v in line.items() if k not in drop} for line in read_log(tmp_path / "unbroken")] == [
+        {k: v for k, v in line.items() if k not in drop} for line in read_log(tmp_path / "broken")
     ]
 
 
@@ -206,7 +198,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(config:
 def test_files_and_packs_show_the_same_pictures(letters: Path, config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, epochs=1), tmp_path / "memory", quiet=True)
     train(changed(config, epochs=1, residence="stream", workers=1), tmp_path / "stream", quiet=True)
-    a, b = lines(tmp_path / "memory"), lines(tmp_path / "stream")
+    a, b = read_log(tmp_path / "memory"), read_log(tmp_path / "stream")
     assert a[0]["test/recall(k=1)"] == pytest.approx(b[0]["test/recall(k=1)"], abs=0.05)
     assert a[1]["loss"] == pytest.approx(b[1]["loss"], rel=0.05)  # bytes are rounded in the workers
 
@@ -321,7 +313,7 @@ def test_a_gradient_that_is_no_number_is_a_sentence_when_clipped(config: RunConf
 def test_validation_classes_choose_the_epoch(config: RunConfig, tmp_path: Path) -> None:
     best = train(changed(config, split="standard(validation=0.34)"), tmp_path / "run", quiet=True)
     assert best["chosen_on"] == "validation"
-    assert best["validation/recall(k=1)"] == max(line["validation/recall(k=1)"] for line in lines(tmp_path / "run"))
+    assert best["validation/recall(k=1)"] == max(line["validation/recall(k=1)"] for line in read_log(tmp_path / "run"))
 
 
 MEASURES = """
@@ -365,7 +357,7 @@ def test_metrics_choose_the_epoch_each_in_its_own_direction(config: RunConfig, t
     }.items():
         settings = changed(config, metrics=metrics, chosen_by=len(metrics), epochs=4)
         best[chosen] = train(settings, tmp_path / chosen, quiet=True)
-    found = lines(tmp_path / "more")
+    found = read_log(tmp_path / "more")
     decay = {line["epoch"]: line["test/measures.more"] for line in found}
     recall = {line["epoch"]: line["test/recall(k=1)"] for line in found}
     assert best["more"]["epoch"] == max(decay, key=lambda epoch: recall[epoch] + decay[epoch])
@@ -473,7 +465,7 @@ def test_a_run_of_several_processes_saves_itself_when_asked(config: RunConfig, t
     process = command(config, tmp_path / "run", start_new_session=True)
     try:
         deadline = time.monotonic() + 200
-        while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
+        while not (tmp_path / "run" / "metrics.jsonl").exists() or not read_log(tmp_path / "run"):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         send(process.pid, signal.SIGTERM)
@@ -502,7 +494,7 @@ def test_the_table_of_a_run_that_went_on_is_whole(config: RunConfig, tmp_path: P
     (folder / "config.toml").write_text(changed(config, epochs=2).dump())
     train(changed(config, epochs=2, logger="csv"), folder, quiet=True)
     rows = (folder / "csv" / "metrics.csv").read_text().splitlines()
-    assert len(rows) == 1 + len(lines(folder)) == 4
+    assert len(rows) == 1 + len(read_log(folder)) == 4
 
 
 def test_loggers_are_told_how_a_run_ended(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +529,7 @@ def test_clipping_bounds_a_step(config: RunConfig, tmp_path: Path, clip: str) ->
 
 def test_schedules_reach_the_optimiser(config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, schedule="step(every=1, gamma=0.5)"), tmp_path / "run", quiet=True)
-    assert [line["lr"] for line in lines(tmp_path / "run")[1:]] == pytest.approx([1e-3, 5e-4, 2.5e-4])
+    assert [line["lr"] for line in read_log(tmp_path / "run")[1:]] == pytest.approx([1e-3, 5e-4, 2.5e-4])
 
 
 def stop_in_epoch(epoch: int, draw: Callable) -> Callable:

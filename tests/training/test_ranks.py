@@ -19,8 +19,9 @@ from queue import Queue
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import changed
 
-from unimetric.config import RunConfig, from_settings, load
+from unimetric.config import RunConfig, load
 from unimetric.losses import ArcFace
 from unimetric.training.loop import train
 from unimetric.training.ranks import RankWatch
@@ -88,10 +89,6 @@ def check_sample(found: dict[str, torch.Tensor], ranks: int) -> None:
     for name, expected in {"loss": value, "embeddings": embeddings.grad, "proxies": full.proxies.grad}.items():
         given = found[name][used] if name == "proxies" else found[name]
         assert torch.allclose(given, expected.detach(), rtol=1e-9, atol=1e-12), name
-
-
-def changed(config: RunConfig, **others: object) -> RunConfig:
-    return from_settings(asdict(config) | others)
 
 
 def start(config: RunConfig, folder: Path, silence: str = "30") -> subprocess.Popen:

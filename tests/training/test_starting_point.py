@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.conftest import read_log
 
 from unimetric import load
 from unimetric.analysis.ensemble import ensemble
@@ -24,10 +25,6 @@ from unimetric.runs.weights import read_tensors
 from unimetric.spec import create
 from unimetric.training.loop import train
 from unimetric.training.state import build_training_state, embed_with_features
-
-
-def _lines(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _features(config: RunConfig, rows: np.ndarray) -> torch.Tensor:
@@ -48,7 +45,7 @@ def test_raw_backbone_has_its_own_features(settings: dict[str, str], config: Run
     table, split = read_table(config)
     value = map_at_r(Space(_features(config, split.test), torch.from_numpy(table.labels[split.test])))
     assert best["raw"]["test/map_at_r"] == pytest.approx(value, abs=1e-4)
-    first = _lines(tmp_path / "run")[0]
+    first = read_log(tmp_path / "run")[0]
     assert first["raw"] == best["raw"]
     assert abs(value - first["test/map_at_r"]) > 1e-3, "the head's random projection is another space"
 
@@ -65,7 +62,7 @@ def test_untrained_model_may_be_the_best(config: RunConfig, tmp_path: Path) -> N
     """A learning rate that destroys the network: the untrained weights are kept, and a sentence says so."""
     config = replace(config, optimizer="sgd(lr=1e4)", epochs=2)
     best = train(config, tmp_path / "run", quiet=True)
-    lines = _lines(tmp_path / "run")
+    lines = read_log(tmp_path / "run")
     assert max(line["test/recall(k=1)"] for line in lines[1:]) < lines[0]["test/recall(k=1)"]
     assert best["epoch"] == 0 and best["warning"].startswith("training did not help: the best epoch is 0, before the first step")
     assert evaluate(tmp_path / "run")["recall(k=1)"] == pytest.approx(lines[0]["test/recall(k=1)"])
@@ -82,7 +79,7 @@ def test_interrupted_run_keeps_the_raw_values(config: RunConfig, tmp_path: Path)
 def test_metrics_of_the_training_images(config: RunConfig, tmp_path: Path) -> None:
     config = replace(config, epochs=1, metrics=("recall(k=1)", "train: spectral_decay", "train: recall(k=1)"))
     train(config, tmp_path / "run", quiet=True)
-    last = _lines(tmp_path / "run")[-1]
+    last = read_log(tmp_path / "run")[-1]
     assert {"test/recall(k=1)", "train/spectral_decay", "train/recall(k=1)"} <= set(last)
     assert "test/spectral_decay" not in last
     measured = evaluate(tmp_path / "run", part="train")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import read_log
 from typer.testing import CliRunner
 
 from unimetric.analysis.adapt import adapt
@@ -40,15 +41,11 @@ def run(letters, tmp_path_factory) -> tuple[Path, dict]:
     return folder, train(diva(RunConfig(**settings)), folder, quiet=True)
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_run_reports_each_weighting_at_its_best_epoch(run):
     folder, best = run
     assert json.loads((folder / "done").read_text()) == best
     assert list(best["variants"]) == NAMES
-    found = lines(folder)
+    found = read_log(folder)
     assert [line["epoch"] for line in found] == [0, 1, 2, 3, 4]
     for line in found:
         assert {f"test {name}/{metric}" for name in NAMES for metric in METRICS} <= line.keys()
@@ -115,7 +112,7 @@ def test_resumed_run_reports_the_same_variants(config, tmp_path, monkeypatch):
     resumed = train(config, tmp_path / "parts", quiet=True)
     assert resumed["variants"] == whole["variants"]
     for name, own in whole["variants"].items():
-        scores = {line["epoch"]: score(METRICS[:1], line, f"validation {name}") for line in lines(tmp_path / "whole")}
+        scores = {line["epoch"]: score(METRICS[:1], line, f"validation {name}") for line in read_log(tmp_path / "whole")}
         assert own["epoch"] == max(scores, key=scores.__getitem__)
         assert "validation/map_at_r" in own and "test/map_at_r" in own
 
@@ -129,7 +126,7 @@ def test_train_prints_variants_in_short_lines(run):
     for name, line in zip(NAMES, printed[1:4], strict=True):
         own = best["variants"][name]
         assert name in line and f"epoch {own['epoch']}" in line and f"test/map_at_r {own['test/map_at_r']:.4f}" in line
-    assert "weights=" not in format_log_line(lines(folder)[1], 4)
+    assert "weights=" not in format_log_line(read_log(folder)[1], 4)
 
 
 def test_report_reads_main_metrics_only(run):
