@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -100,6 +101,21 @@ def config(letters: Path) -> RunConfig:
         logger="none",
         device="cpu",
     )
+
+
+@pytest.fixture(scope="module")  # while Playwright runs, `asyncio.run` fails
+def chromium() -> Iterator[Any]:
+    """The Chromium of UNIMETRIC_CHROMIUM, on the path, or of Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    file = os.environ.get("UNIMETRIC_CHROMIUM") or next((found for name in names if (found := shutil.which(name))), None)
+    with playwright.sync_playwright() as play:
+        try:
+            browser = play.chromium.launch(executable_path=file, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium here (install one, or name it in UNIMETRIC_CHROMIUM): {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
 
 
 def changed(config: RunConfig, **settings: object) -> RunConfig:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,30 +11,11 @@ from typing import Any
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 pytest.importorskip("fastapi", reason="pip install 'unimetric[serve]'")
 
-from unimetric import Index  # noqa: E402
+from unimetric import Index
 
 ID = "images/class 1/a&b #3.png"
-
-
-def browser_file() -> str | None:
-    """Return the Chromium of UNIMETRIC_CHROMIUM or on the path; None for that of Playwright."""
-    named = os.environ.get("UNIMETRIC_CHROMIUM")
-    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return named or next((found for name in names if (found := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as play:
-        try:
-            browser = play.chromium.launch(executable_path=browser_file(), args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium here (install one, or name it in UNIMETRIC_CHROMIUM): {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from unimetric.report import report
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-
-
-def browser_file() -> str | None:
-    """Return the Chromium of UNIMETRIC_CHROMIUM or on the path; None for that of Playwright."""
-    named = os.environ.get("UNIMETRIC_CHROMIUM")
-    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return named or next((found for name in names if (found := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator:
-    with playwright.sync_playwright() as play:
-        try:
-            browser = play.chromium.launch(executable_path=browser_file(), args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium here (install one, or name it in UNIMETRIC_CHROMIUM): {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 def test_report_in_browser(chromium, runs: Callable[..., Path], tmp_path: Path) -> None:
