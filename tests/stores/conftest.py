@@ -15,12 +15,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from unimetric.spec import names
 
 #: Stores with a recall, which must be exact for these tests.
 EXACT = {"lance": "lance(recall=1)", "pgvector": "pgvector(url='{url}', table='{table}', recall=1)"}
+
+
+def clustered(count: int, dim: int = 16, seed: int = 0) -> np.ndarray:
+    """Unit vectors in clusters of about five."""
+    draw = np.random.default_rng(seed)
+    points = draw.standard_normal((max(1, count // 5), dim))[draw.integers(0, max(1, count // 5), count)]
+    points += 0.5 * draw.standard_normal((count, dim))
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
+    """Fraction of the ten nearest points that a store finds, among those that pass a filter."""
+    queries = clustered(100, points.shape[1], seed=1)
+    _, scores = store.search(queries, 10, where)
+    assert (scores > -2).all()
+    last = np.sort(queries @ points[kept].T, axis=1)[:, -10]
+    return float((scores >= last[:, None] - 1e-6).mean())
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.stores.conftest import clustered
 
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
@@ -25,14 +26,6 @@ from unimetric.stores._where import All, AnyOf, Comparison, Not, Where, from_dic
 DIM, K = 16, 10
 KILLS = int(os.environ.get("UNIMETRIC_KILLS", "1"))
 Open = Callable[..., Any]
-
-
-def clustered(count: int, dim: int = 16, seed: int = 0) -> np.ndarray:
-    """Unit vectors in clusters of about five."""
-    draw = np.random.default_rng(seed)
-    centers = draw.standard_normal((max(1, count // 5), dim))
-    points = centers[draw.integers(0, len(centers), count)] + 0.5 * draw.standard_normal((count, dim))
-    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.stores.conftest import clustered, recall_of
 
 from unimetric.errors import UnimetricError
 from unimetric.spec import create
@@ -21,13 +22,6 @@ lancedb = pytest.importorskip("lancedb")
 from unimetric.stores.lance import Lance, _decoded, _encoded  # noqa: E402
 
 MODULE = sys.modules[Lance.__module__]
-
-
-def clustered(count: int, dim: int = 16, seed: int = 0) -> np.ndarray:
-    draw = np.random.default_rng(seed)
-    points = draw.standard_normal((max(1, count // 5), dim))[draw.integers(0, max(1, count // 5), count)]
-    points += 0.5 * draw.standard_normal((count, dim))
-    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture
@@ -43,14 +37,6 @@ def filled(path: Path, text: str = "lance(recall=0.95)", count: int = 2000, dim:
     store, points = create("stores", text, path=str(path), dim=dim), clustered(count, dim)
     store.write([f"{row}" for row in range(count)], points, {"row": range(count)})
     return store, points
-
-
-def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
-    queries = clustered(100, points.shape[1], seed=1)
-    _, scores = store.search(queries, 10, where)
-    assert (scores > -2).all()
-    last = np.sort(queries @ points[kept].T, axis=1)[:, -10]
-    return float((scores >= last[:, None] - 1e-6).mean())
 
 
 @pytest.mark.parametrize("dim", [16, 12])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.stores.conftest import clustered, recall_of
 
 from unimetric.errors import Unavailable, UnimetricError
 from unimetric.spec import bind, create
@@ -23,13 +24,6 @@ psycopg = pytest.importorskip("psycopg")
 from unimetric.stores.pgvector import Pgvector  # noqa: E402
 
 MODULE = sys.modules[Pgvector.__module__]
-
-
-def clustered(count: int, dim: int = 16, seed: int = 0) -> np.ndarray:
-    draw = np.random.default_rng(seed)
-    points = draw.standard_normal((max(1, count // 5), dim))[draw.integers(0, max(1, count // 5), count)]
-    points += 0.5 * draw.standard_normal((count, dim))
-    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture
@@ -49,14 +43,6 @@ def filled(url: str, table: str, more: str = "", count: int = 3000) -> tuple[Any
     points = clustered(count)
     store.write([f"{row}" for row in range(count)], points, {"row": range(count)})
     return store, points
-
-
-def recall_of(store: Any, points: np.ndarray, where: Any = None, kept: slice = slice(None)) -> float:
-    queries = clustered(50, points.shape[1], seed=1)
-    _, scores = store.search(queries, 10, where)
-    assert (scores > -2).all()
-    last = np.sort(queries @ points[kept].T, axis=1)[:, -10]
-    return float((scores >= last[:, None] - 1e-6).mean())
 
 
 def plan(store: Any, monkeypatch: pytest.MonkeyPatch, query: np.ndarray, where: Any = None) -> str:
