@@ -50,3 +50,17 @@ def case(request: pytest.FixtureRequest) -> Case:
     positives = [[j for j in columns if names[j] == labels[a] and j != own[a]] for a in range(10)]
     negatives = [[j for j in columns if names[j] != labels[a]] for a in range(10)]
     return Case(embeddings.clone().requires_grad_(), labels, memory, references, names, own, positives, negatives)
+
+
+def example() -> tuple[Tensor, Tensor]:
+    """Embeddings and labels of a batch, for losses with a proxy for each of six classes."""
+    torch.manual_seed(0)
+    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
+
+
+def opposite_example() -> tuple[Tensor, Tensor, Tensor]:
+    """The example and proxies. The last sample is nearly opposite to its class, where the angle wraps."""
+    z, y = example()
+    proxies = torch.randn(6, 5, dtype=torch.float64)
+    z[-1] = -proxies[5] + 0.1 * z[-1]
+    return z, y, proxies

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import opposite_example
 
 from unimetric.losses.arcface import ArcFace
 
@@ -21,15 +22,6 @@ def naive(z, y, proxies, margin, scale, fallback, clamp_positive):
     return total / len(y)
 
 
-def example():
-    """The last sample is nearly opposite to its class, where the angle wraps."""
-    torch.manual_seed(0)
-    z, y = torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
-    proxies = torch.randn(6, 5, dtype=torch.float64)
-    z[-1] = -proxies[5] + 0.1 * z[-1]
-    return z, y, proxies
-
-
 def build(proxies, **arguments):
     loss = ArcFace(num_classes=6, dim=5, **arguments).double()
     loss.proxies.data = proxies.clone()
@@ -39,19 +31,19 @@ def build(proxies, **arguments):
 @pytest.mark.parametrize("clamp_positive", [False, True])
 @pytest.mark.parametrize("fallback", [False, True])
 def test_is_its_equation(fallback, clamp_positive):
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     loss = build(proxies, fallback=fallback, clamp_positive=clamp_positive)
     assert math.isclose(loss(z, y).item(), naive(z, y, proxies, 0.5, 16, fallback, clamp_positive), rel_tol=1e-9)
 
 
 def test_the_margin_is_on_the_own_class_only():
     """On every logit it would cancel, as in the code behind the numbers of Roth et al."""
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     assert build(proxies, margin=0.5)(z, y) > build(proxies, margin=0.0)(z, y) + 1
 
 
 def test_equals_the_peer():
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     theirs = peer.ArcFaceLoss(num_classes=6, embedding_size=5, margin=math.degrees(0.5), scale=64).double()
     theirs.W.data = proxies.T.contiguous()
     assert math.isclose(build(proxies, scale=64, fallback=True)(z, y).item(), theirs(z, y).item(), rel_tol=1e-9)
@@ -59,7 +51,7 @@ def test_equals_the_peer():
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_gradients(fallback):
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     loss = build(proxies, fallback=fallback)
     assert torch.autograd.gradcheck(lambda z, _: loss(z, y), (z.requires_grad_(), loss.proxies))
 

@@ -2,6 +2,7 @@ import math
 
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import example
 
 from unimetric.losses.cosface import CosFace
 
@@ -12,11 +13,6 @@ def naive(z, y, proxies, margin, scale):
         logits = [scale * (float(x @ p / x.norm() / p.norm()) - margin * (c == label)) for c, p in enumerate(proxies)]
         total += math.log(sum(math.exp(v - logits[label]) for v in logits))
     return total / len(y)
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
 
 
 def test_is_its_equation():

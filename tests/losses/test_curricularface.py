@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from tests.losses.conftest import opposite_example
 
 from unimetric.losses.curricularface import CurricularFace
 
@@ -31,15 +32,6 @@ def naive(z, y, proxies, t, margin, scale, per_class):
     return total / len(labels), t
 
 
-def example():
-    """The last sample is nearly opposite to its class, where the angle wraps."""
-    torch.manual_seed(0)
-    z, y = torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
-    proxies = torch.randn(6, 5, dtype=torch.float64)
-    z[-1] = -proxies[5] + 0.1 * z[-1]
-    return z, y, proxies
-
-
 def build(proxies, **arguments):
     loss = CurricularFace(num_classes=6, dim=5, **arguments).double()
     loss.proxies.data = proxies.clone()
@@ -48,7 +40,7 @@ def build(proxies, **arguments):
 
 @pytest.mark.parametrize("per_class", [False, True])
 def test_is_its_equation_over_several_steps(per_class):
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     loss = build(proxies, per_class_t=per_class, margin=0.3, scale=32)
     t = [0.0] * (6 if per_class else 1)
     for step in range(4):
@@ -60,7 +52,7 @@ def test_is_its_equation_over_several_steps(per_class):
 
 @pytest.mark.parametrize("per_class", [False, True])
 def test_gradients(per_class):
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     loss = build(proxies, per_class_t=per_class)
     loss(z, y)
     loss.eval()  # t would move between the evaluations of gradcheck
@@ -69,7 +61,7 @@ def test_gradients(per_class):
 
 @pytest.mark.parametrize("per_class", [False, True])
 def test_t_lies_in_the_checkpoint_and_rests_in_evaluation(per_class):
-    z, y, proxies = example()
+    z, y, proxies = opposite_example()
     loss = build(proxies, per_class_t=per_class)
     loss(z, y).backward()
     resumed = build(proxies * 0, per_class_t=per_class)

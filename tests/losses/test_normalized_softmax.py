@@ -2,6 +2,7 @@ import math
 
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import example
 
 from unimetric.geometry import unit
 from unimetric.losses.normalized_softmax import NormalizedSoftmax
@@ -13,11 +14,6 @@ def naive(z, y, proxies, temperature):
         cosine = [float(x @ p / x.norm() / p.norm()) for p in proxies]
         total -= math.log(math.exp(cosine[label] / temperature) / sum(math.exp(c / temperature) for c in cosine))
     return total / len(y)
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
 
 
 def test_is_its_equation():

@@ -2,6 +2,7 @@ import math
 
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import example
 
 from unimetric.losses.proxy_anchor import ProxyAnchor
 
@@ -15,11 +16,6 @@ def naive(z, y, proxies, alpha, margin):
             pull += math.log(1 + sum(math.exp(-alpha * (s - margin)) for s, label in zip(cosine, labels, strict=True) if label == c))
         push += math.log(1 + sum(math.exp(alpha * (s + margin)) for s, label in zip(cosine, labels, strict=True) if label != c))
     return pull / len(set(labels)) + push / len(proxies)
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
 
 
 def test_is_its_equation():

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import example
 
 from unimetric.losses.proxy_nca_pp import ProxyNCAPP
 
@@ -13,11 +14,6 @@ def naive(z, y, proxies, temperature):
         square = [float((x / x.norm() - p / p.norm()).square().sum()) for p in proxies]
         total -= math.log(math.exp(-square[label] / temperature) / sum(math.exp(-d / temperature) for d in square))
     return total / len(y)
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
 
 
 @pytest.mark.parametrize("temperature", [1 / 9, 1.0])

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.conftest import example
 
 from unimetric.losses.soft_triple import SoftTriple
 
@@ -22,11 +23,6 @@ def naive(z, y, centers, scale, margin, gamma, tau):
             for other in range(k + 1, count):
                 apart += math.sqrt(2 + 1e-5 - 2 * float(group[k] @ group[other] / group[k].norm() / group[other].norm()))
     return total / len(y) + (tau * apart / (len(centers) * count * (count - 1)) if count > 1 else 0)
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(9, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 3, 3, 0, 5])
 
 
 @pytest.mark.parametrize("centers", [1, 2, 4])
