@@ -9,6 +9,7 @@ import platform
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -26,6 +27,7 @@ import math
 import numpy as np
 import torch
 
+from unimetric.cli import main
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.errors import Interrupted
 from unimetric.images import packing
@@ -116,6 +118,16 @@ def chromium() -> Iterator[Any]:
             pytest.skip(f"no Chromium here (install one, or name it in UNIMETRIC_CHROMIUM): {str(error).splitlines()[0]}")
         yield browser
         browser.close()
+
+
+def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    """Run a command in this process. Return its exit code, its output and its errors."""
+    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+        raise SystemExit(0)
+    out = capsys.readouterr()
+    return int(leaving.value.code or 0), out.out, out.err
 
 
 def changed(config: RunConfig, **settings: object) -> RunConfig:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.conftest import run_command as run
 
 from unimetric.analysis.calibrate import calibrate, check_threshold, embed_parts
 from unimetric.analysis.evaluate import evaluate
-from unimetric.cli import main
 from unimetric.config import load
 from unimetric.errors import UnimetricError
 from unimetric.training.loop import train
-
-
-def run(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-        raise SystemExit(0)
-    out = capsys.readouterr()
-    return int(leaving.value.code or 0), out.out, out.err
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.conftest import run_command as run
 from typer.main import get_command
 
 from unimetric.cli import app, main
@@ -36,15 +37,6 @@ def pictures(tmp_path: Path) -> Path:
             noise = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8) // 4 + 60 * number
             Image.fromarray(noise.astype(np.uint8)).save(folder / f"{picture}.jpg")
     return tmp_path / "pictures"
-
-
-def run(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-        raise SystemExit(0)
-    out = capsys.readouterr()
-    return int(leaving.value.code or 0), out.out, out.err
 
 
 @pytest.fixture

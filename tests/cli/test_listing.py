@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.conftest import run_command
 
-from unimetric.cli import main
 from unimetric.cli.catalogue import arguments, papers, settings_page
 from unimetric.config import RunConfig, load, shipped_configs
 from unimetric.spec import KINDS, declaration, names
@@ -22,12 +21,8 @@ def typed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-            raise SystemExit(0)
-        out = capsys.readouterr()
-        return int(leaving.value.code or 0), " ".join((out.out + out.err).split())
+        code, out, errors = run_command(capsys, monkeypatch, *words)
+        return code, " ".join((out + errors).split())
 
     return run
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 from PIL import Image
-
-from unimetric.cli import main
+from tests.conftest import run_command
 
 SMALL = ["transform=base(size=32, resize=36)", "head=linear(dim=8)", "batch_size=8", "epochs=1", "logger=none", "workers=0", "device=cpu"]
 
@@ -28,11 +26,8 @@ def typed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def type_(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        out = capsys.readouterr()
-        return int(leaving.value.code or 0), out.out + out.err
+        code, out, errors = run_command(capsys, monkeypatch, *words)
+        return code, out + errors
 
     return type_
 
