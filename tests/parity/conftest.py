@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .compared import difference
+from .compared import difference, differentiate
 
 
 @pytest.fixture
@@ -23,6 +23,16 @@ def agree(request: pytest.FixtureRequest) -> Callable[[Any, Any], None]:
             ours, theirs = [ours], [theirs]
         for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
             assert difference(mine, other) <= within, f"entry {number} differs by {difference(mine, other):.1e}"
+
+    return check
+
+
+@pytest.fixture
+def agree_slopes(agree: Callable[[Any, Any], None]) -> Callable[..., None]:
+    """Assert that two scalars agree, and their gradients with respect to some leaves."""
+
+    def check(ours: Tensor, theirs: Tensor, *leaves: Tensor) -> None:
+        agree(differentiate(ours, *leaves), differentiate(theirs, *leaves))
 
     return check
 

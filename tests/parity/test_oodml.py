@@ -199,14 +199,13 @@ def test_shared(agree, equal_thresholds):
     within=1e-9,
     note="Intra head of ooDML's script: permuted labels, as in the shared head, with another permutation.",
 )
-def test_intra_permuted(agree):
+def test_intra_permuted(agree_slopes):
     objective, branches = diva(intra=1.0, intra_triplets="permuted"), leaves(4, B, D)
     numbers = copy.deepcopy(objective.dice)
     first, order = (numbers(B).argsort(stable=True) for _ in range(2))
     assert first.tolist() != order.tolist()
     beta, triplets = permuted_head(objective, "intra", branches[3], LABELS, order)
-    ours = differentiate(objective(output(branches), LABELS)["intra"], branches[3])
-    agree(ours, differentiate(margin(directions(branches[3]), LABELS, triplets, beta), branches[3]))
+    agree_slopes(objective(output(branches), LABELS)["intra"], margin(directions(branches[3]), LABELS, triplets, beta), branches[3])
 
 
 @compared("objectives/diva", theirs="ooDML ood_diva_main.py:364", note="Moving average of the key network, 0.9 of it per step.")
@@ -339,12 +338,10 @@ def test_uniform_prior_order():
     verdict="deviates by choice",
     note="Equal unless a negative's similarity exceeds 0.9: then the anchor counts as one of its own positives there.",
 )
-def test_multi_similarity(agree):
+def test_multi_similarity(agree_slopes):
     batch = make_batch(4, 0)
     loss = create("losses", "multi_similarity")
-    agree(
-        differentiate(loss(batch.raw, batch.labels), batch.raw), differentiate(theirs.multi_similarity(batch.unit, batch.labels), batch.raw)
-    )
+    agree_slopes(loss(batch.raw, batch.labels), theirs.multi_similarity(batch.unit, batch.labels), batch.raw)
     close = make_batch(4, 0, spread=0.1)
     with torch.no_grad():
         close.raw[close.labels == 1] = close.raw[close.labels == 0] + 0.05
@@ -358,12 +355,11 @@ def test_multi_similarity(agree):
     within=1e-8,
     note="Theirs weights a class of the first mean by its samples in the batch. Equal if all classes have equally many.",
 )
-def test_proxy_anchor(agree):
+def test_proxy_anchor(agree_slopes):
     batch = make_batch(4, 1)
     loss = create("losses", "proxy_anchor", num_classes=batch.classes, dim=batch.dim).double()
     loss.proxies.data = batch.proxies(batch.classes)
-    ours = differentiate(loss(batch.raw, batch.labels), batch.raw, loss.proxies)
-    agree(ours, differentiate(theirs.proxy_anchor(batch.raw, batch.labels, loss.proxies), batch.raw, loss.proxies))
+    agree_slopes(loss(batch.raw, batch.labels), theirs.proxy_anchor(batch.raw, batch.labels, loss.proxies), batch.raw, loss.proxies)
     uneven = torch.where(batch.labels == 1, 0, batch.labels)
     assert difference(loss(batch.raw, uneven), theirs.proxy_anchor(batch.raw, uneven, loss.proxies)) > 1e-3
 
