@@ -116,6 +116,20 @@ def remove_stale(folder: Path) -> None:
                 path.unlink()
 
 
+#: File in the folder of an export that is being written. An export that was killed leaves it, and can be repeated.
+UNFINISHED = ".unfinished"
+
+
+def make_folder(path: Path, *, unfinished: bool = False) -> None:
+    """Make a folder for an output, and mark it as unfinished if wanted."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if unfinished:
+            (path / UNFINISHED).touch()
+    except OSError as error:
+        raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
     with atomic(path) as temporary:

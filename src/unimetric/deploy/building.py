@@ -41,7 +41,7 @@ from unimetric.deploy.ledger import Ledger, Work
 from unimetric.deploy.placement import Placement
 from unimetric.deploy.sharding import SHARDS, Cluster
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import is_temporary, remove_stale, write_bytes, write_text
+from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
 from unimetric.images.remote import common_folder, is_remote, join_path, make_absolute
@@ -247,10 +247,7 @@ def build(
         Numbers of images: `added`, `changed`, `deleted`, `unreadable` (of all).
     """
     _check_folder(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
+    make_folder(path)
     with lock_folder(path, "writing to"), _discard_empty(path) as counts, contextlib.ExitStack() as stack:
         facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
         known = {key: TYPES[kind] for key, kind in facts.columns.items()}

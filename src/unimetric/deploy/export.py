@@ -19,7 +19,7 @@ from unimetric.analysis.calibrate import read_calibration
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError, first_line
-from unimetric.files import check_writable, is_temporary, remove_stale, write_text
+from unimetric.files import UNFINISHED, check_writable, is_temporary, make_folder, remove_stale, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
 from unimetric.images.table import Split, Table
@@ -68,11 +68,7 @@ def write_model(config: RunConfig, model: Model, out: Path, name: str) -> Path:
         The output folder.
     """
     exported = _merge(config, model)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / UNFINISHED).touch()
-    except OSError as error:
-        raise UnimetricError(f"{out}: cannot be created: {error.strerror}", "choose another --out") from None
+    make_folder(out, unfinished=True)
     remove_stale(out)
     notes = {"exported": name, "run_id": config.run_id, "settings": settings_of(exported)}
     write_tensors(out / "model.safetensors", model.state_dict(), notes)
@@ -336,10 +332,6 @@ class Comparison:
                 "use a higher precision, such as fp16, or `--force`",
             )
         return {"check": {"recall(k=1)": after, "recall(k=1) in torch": before, "images": len(rows), "largest_difference": largest}}
-
-
-#: File in the folder of an export that is being written. An export that was killed leaves it, and can be repeated.
-UNFINISHED = ".unfinished"
 
 
 def _check_out(out: Path) -> None:

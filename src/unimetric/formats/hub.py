@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from unimetric.errors import UnimetricError, first_line
-from unimetric.files import atomic, write_text
+from unimetric.files import UNFINISHED, atomic, make_folder, write_text
 from unimetric.kinds import Format
 
 _HINT = "use `--to onnx`, which contains any model, or `unimetric export` without `--to`"
@@ -50,11 +50,7 @@ class Hub(Format):
         tensors = _tensors(network, model.model.head)
         _compare(model, config, tensors)
         card = write_card(notes | check(model.embed), network.pretrained_cfg)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            (path / ".unfinished").touch()  # as `deploy.export` marks a folder that may be written again
-        except OSError as error:
-            raise UnimetricError(f"{path}: cannot be created: {error.strerror}", "choose another --out") from None
+        make_folder(path, unfinished=True)
         with atomic(path / "model.safetensors") as temporary:
             try:
                 save_file(tensors, temporary, {"format": "pt"})
@@ -63,7 +59,7 @@ class Hub(Format):
             temporary.chmod(0o644)  # safetensors writes files that only the owner can read
         write_text(path / "config.json", json.dumps(config, indent=1))
         write_text(path / "README.md", card)
-        (path / ".unfinished").unlink()
+        (path / UNFINISHED).unlink()
 
     def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
         raise UnimetricError(f"{path}: a folder of the hub has no settings of a run", f"use `backbone = \"timm(name='local-dir:{path}')\"`")

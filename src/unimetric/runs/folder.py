@@ -19,7 +19,7 @@ import torch
 
 from unimetric.config import NO_RESULT, RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
-from unimetric.files import is_temporary, remove_stale, write_text
+from unimetric.files import is_temporary, make_folder, remove_stale, write_text
 from unimetric.foreign import declared
 from unimetric.images.table import Table
 from unimetric.runs.device import VERSION, peak_memory
@@ -277,10 +277,7 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
         folder: Run folder.
         device: Device of the run.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnimetricError(f"{folder}: cannot be created: {error.strerror}", "choose another --out") from None
+    make_folder(folder)
     environment: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),

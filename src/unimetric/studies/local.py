@@ -18,6 +18,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from unimetric.errors import Interrupted, UnimetricError
+from unimetric.files import make_folder
 from unimetric.runs.storage import absolute, finished, on_disk, read, write
 from unimetric.spec import trusted
 from unimetric.studies.board import Board, last_line
@@ -53,10 +54,7 @@ def study(runs: list[Run], out: str | Path, *, parallel: int | str = 1, pictures
     if on_disk(place) is None:
         raise UnimetricError(f"`--out` must be a folder of this machine, got {out}", "name a folder, or use a cluster with `--ray`")
     check_study_folder(out)
-    try:
-        (Path(place) / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnimetricError(f"{out}: cannot be created: {error.strerror}", "choose another --out") from None
+    make_folder(Path(place) / "logs")
     save_run_labels(runs, place)
     with Signals() as signals, Board(runs, place, quiet=quiet) as board:
         execute(begin(runs, place, board, pictures=pictures), place, board, signals, parallel=parallel, pictures=pictures)
