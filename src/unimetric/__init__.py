@@ -61,45 +61,25 @@ __all__ = [
 ]
 
 
+#: Module of each public name that is not a folder of components.
+_HOMES = {
+    "Index": "unimetric.deploy.index",
+    "Space": "unimetric.geometry.space",
+    "UnimetricError": "unimetric.errors",
+    "compiled": "unimetric.training.capture",
+    "create": "unimetric.spec",
+    "evaluate": "unimetric.analysis.evaluate",
+    "load": "unimetric.config",
+    "train": "unimetric.training.loop",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that `unimetric --help` does not load torch."""
-    if name == "Index":
-        from unimetric.deploy.index import Index
+    if name in __all__:
+        from unimetric.spec import import_name, open_folder
 
-        return Index
-    if name == "Space":
-        from unimetric.geometry.space import Space
-
-        return Space
-    if name == "UnimetricError":
-        from unimetric.errors import UnimetricError
-
-        return UnimetricError
-    if name == "compiled":
-        from unimetric.training.capture import compiled
-
-        return compiled
-    if name == "create":
-        from unimetric.spec import create
-
-        return create
-    if name == "evaluate":
-        from unimetric.analysis.evaluate import evaluate
-
-        return evaluate
-    if name == "load":
-        from unimetric.config import load
-
-        return load
-    if name == "train":
-        from unimetric.training.loop import train
-
-        return train
-    if not name.startswith("_"):
-        from unimetric.spec import KINDS, open_folder
-
-        if name in KINDS:
-            return open_folder(name)
+        return import_name(_HOMES[name], name) if name in _HOMES else open_folder(name)
     raise AttributeError(f"module `unimetric` has no `{name}`")
 
 

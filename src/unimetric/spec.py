@@ -434,6 +434,11 @@ def open_folder(kind: str) -> ModuleType:
     return importlib.import_module(f"unimetric.{kind}")
 
 
+def import_name(module: str, name: str) -> Any:
+    """Import a name of this package from its module."""
+    return getattr(importlib.import_module(module), name)
+
+
 # --- Folders of components as modules --------------------------------------------------------------
 
 
@@ -450,7 +455,7 @@ class _Catalogue(ModuleType):
             raise AttributeError(f"module `{self.__name__}` has no attribute `{attribute}`")
         further = self.__dict__["_further"]
         if attribute in further:
-            value = getattr(importlib.import_module(further[attribute]), attribute)
+            value = import_name(further[attribute], attribute)
             super().__setattr__(attribute, value)
             return value
         kind = self.__name__.rpartition(".")[2]
