@@ -169,19 +169,11 @@ def _describe(run: Path, config: RunConfig, model: Model, geometry: str) -> dict
         "metrics": {key.removeprefix("test/"): value for key, value in line.items() if key.startswith("test/")},
         "images": count_images(run),
         "threshold": read_calibration(run) or {},
-        "thresholds": _read_thresholds(run / "thresholds.json"),
         "started_from": without_folders(config.backbone),
         "dim": model.dim,
         "geometry": geometry,
         "normalized": geometry == "cosine",
     }
-
-
-def _read_thresholds(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise UnimetricError(f"{file}: unreadable: {error}", "restore the file, or remove it") from None
 
 
 def read_curve(path: str | Path, run: str | Path) -> dict[str, Any]:
