@@ -457,6 +457,14 @@ class Store(Component):
         """Release files and connections."""
 
 
+#: Function of a format: uint8 images (B, H, W, 3) of one size -> embeddings (B, D).
+Embed = Callable[[np.ndarray], np.ndarray]
+#: Function that returns an iterator over training images, (1, H, W, 3) each.
+Images = Callable[[], Iterator[np.ndarray]]
+#: Function that measures a converted model, and returns notes.
+Check = Callable[[Embed], dict[str, Any]]
+
+
 class Format(Component):
     """File or folder with a whole model: uint8 images (B, H, W, 3) -> (B, D) in float32.
 
@@ -469,15 +477,7 @@ class Format(Component):
     rounds: bool = False  # whether its numbers are less precise than the model's
     described: bool = False  # whether it has a model card, with intervals of the metrics
 
-    def write(
-        self,
-        model: Any,
-        path: Path,
-        *,
-        notes: dict[str, Any],
-        images: Callable[[], Iterator[np.ndarray]],
-        check: Callable[[Callable[[np.ndarray], np.ndarray]], dict[str, Any]],
-    ) -> None:
+    def write(self, model: Any, path: Path, *, notes: dict[str, Any], images: Images, check: Check) -> None:
         """Convert a model, and write it with its notes.
 
         Args:
@@ -490,7 +490,7 @@ class Format(Component):
         """
         raise NotImplementedError
 
-    def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
+    def read(self, path: Path) -> tuple[Embed, dict[str, Any]]:
         """Return the model of a file or folder, and its notes. No code of the file is executed."""
         raise NotImplementedError
 

@@ -23,10 +23,10 @@ from unimetric.files import UNFINISHED, check_writable, is_temporary, make_folde
 from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
 from unimetric.images.table import Split, Table
-from unimetric.kinds import Loss
+from unimetric.kinds import Embed, Loss
 from unimetric.metrics import measure
 from unimetric.runs.embed import space_of
-from unimetric.runs.exported import Embed, Exportable, embed_files
+from unimetric.runs.exported import Exportable, embed_files
 from unimetric.runs.folder import open_run, overridden, read_done, settings_of
 from unimetric.runs.model import Model, loss_with_geometry, place
 from unimetric.runs.record import count_images

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -18,7 +16,7 @@ from torch import nn
 
 from unimetric.errors import UnimetricError, first_line
 from unimetric.files import UNFINISHED, atomic, make_folder, write_text
-from unimetric.kinds import Format
+from unimetric.kinds import Check, Embed, Format, Images
 
 _HINT = "use `--to onnx`, which contains any model, or `unimetric export` without `--to`"
 
@@ -36,15 +34,7 @@ class Hub(Format):
 
     described = True
 
-    def write(
-        self,
-        model: Any,
-        path: Path,
-        *,
-        notes: dict[str, Any],
-        images: Callable[[], Iterator[np.ndarray]],
-        check: Callable[[Callable[[np.ndarray], np.ndarray]], dict[str, Any]],
-    ) -> None:
+    def write(self, model: Any, path: Path, *, notes: dict[str, Any], images: Images, check: Check) -> None:
         network = _find_network(model.model)
         config = _describe_network(network, model)
         tensors = _tensors(network, model.model.head)
@@ -61,7 +51,7 @@ class Hub(Format):
         write_text(path / "README.md", card)
         (path / UNFINISHED).unlink()
 
-    def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
+    def read(self, path: Path) -> tuple[Embed, dict[str, Any]]:
         raise UnimetricError(f"{path}: a folder of the hub has no settings of a run", f"use `backbone = \"timm(name='local-dir:{path}')\"`")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from unimetric.arguments import Count
 from unimetric.errors import UnimetricError, first_line
 from unimetric.files import atomic
 from unimetric.formats._trace import quiet, trace
-from unimetric.kinds import Format
+from unimetric.kinds import Check, Embed, Format, Images
 
 #: Key of the notes in the metadata of a file.
 NOTES = "unimetric"
@@ -47,15 +47,7 @@ class Onnx(Format):
         self.precision, self.calibration = precision, calibration
         self.calibrated, self.rounds = precision == "int8", precision != "fp32"
 
-    def write(
-        self,
-        model: Any,
-        path: Path,
-        *,
-        notes: dict[str, Any],
-        images: Callable[[], Iterator[np.ndarray]],
-        check: Callable[[Callable[[np.ndarray], np.ndarray]], dict[str, Any]],
-    ) -> None:
+    def write(self, model: Any, path: Path, *, notes: dict[str, Any], images: Images, check: Check) -> None:
         onnx, _ = _libraries()
         graph = _convert(model)
         if self.precision == "fp16":
@@ -69,7 +61,7 @@ class Onnx(Format):
         with atomic(path) as temporary:
             onnx.save(graph, temporary)
 
-    def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
+    def read(self, path: Path) -> tuple[Embed, dict[str, Any]]:
         onnx, _ = _libraries()
         hint = "export it again with `unimetric export RUN --to onnx --out mine.onnx`"
         if not path.is_file():
@@ -220,7 +212,7 @@ def _strip(graph: Any) -> None:
     graph.producer_name, graph.producer_version = "unimetric", ""
 
 
-def _runner(graph: bytes | str) -> Callable[[np.ndarray], np.ndarray]:
+def _runner(graph: bytes | str) -> Embed:
     """Return a function that runs a graph, on a GPU if onnxruntime supports it there."""
     _, runtime = _libraries()
     options = runtime.SessionOptions()

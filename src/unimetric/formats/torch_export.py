@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from unimetric.errors import UnimetricError
 from unimetric.files import atomic
 from unimetric.formats._trace import quiet, trace
-from unimetric.kinds import Format
+from unimetric.kinds import Check, Embed, Format, Images
 
 #: Name of the notes in a file.
 NOTES = "unimetric.json"
@@ -33,28 +32,20 @@ class TorchExport(Format):
 
     suffix = ".pt2"
 
-    def write(
-        self,
-        model: Any,
-        path: Path,
-        *,
-        notes: dict[str, Any],
-        images: Callable[[], Iterator[np.ndarray]],
-        check: Callable[[Callable[[np.ndarray], np.ndarray]], dict[str, Any]],
-    ) -> None:
+    def write(self, model: Any, path: Path, *, notes: dict[str, Any], images: Images, check: Check) -> None:
         program = trace(model)
         notes = notes | check(_runner(program))
         with atomic(path) as temporary, quiet(), open(temporary, "wb") as file:
             torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
 
-    def read(self, path: Path) -> tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]:
+    def read(self, path: Path) -> tuple[Embed, dict[str, Any]]:
         # torch.export.load unpickles tensors and example inputs, so that a file from somebody else could run code.
         raise UnimetricError(
             f"{path}: opening a .pt2 file may run code of the file", "evaluate the run folder, or export it with `--to onnx`"
         )
 
 
-def _runner(program: torch.export.ExportedProgram) -> Callable[[np.ndarray], np.ndarray]:
+def _runner(program: torch.export.ExportedProgram) -> Embed:
     module = program.module()
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,9 @@ from unimetric.images.loading import Progress
 from unimetric.images.pack import decode, map_in_order
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Table
+from unimetric.kinds import Embed
 from unimetric.runs.folder import overridden
 from unimetric.spec import create, declaration, names
-
-#: Function of a format: uint8 images (B, H, W, 3) of one size -> embeddings (B, D).
-Embed = Callable[[np.ndarray], np.ndarray]
 
 
 class Exportable(nn.Module):
