@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -148,7 +148,7 @@ class RunConfig:
 
     def dump(self) -> str:
         """Return all settings as TOML."""
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(self).items())
+        return "".join(f"{key} = {to_toml(value)}\n" for key, value in asdict(self).items())
 
 
 #: Settings of the execution and logging of a run, which do not change its results.
@@ -178,11 +178,15 @@ PARTS = {
 _MAY_BE_EMPTY = ("adapter", "miner")
 
 
-def _toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
+    """Write a literal as TOML, which writes all but tables as JSON does."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_toml(str(key))} = {to_toml(each)}" for key, each in value.items() if each is not None) + "}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf, nan
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    text = json.dumps(value, ensure_ascii=False)  # TOML and JSON write strings, numbers and booleans alike
-    return text.replace("\x7f", "\\u007f")  # except for this character, which TOML allows only in this form
+        return "[" + ", ".join(map(to_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows this character only in this form
 
 
 def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
@@ -441,7 +445,7 @@ def _checked(key: str, value: Any, default: Any, place: str) -> Any:
     allowed = setting_types()[key]
     problem = requirement(allowed, value)
     if problem:
-        hint = suggestion(allowed, value) or f"the default is `{key} = {_toml(default)}`"
+        hint = suggestion(allowed, value) or f"the default is `{key} = {to_toml(default)}`"
         raise UnimetricError(f"{place}: `{key}` must be {problem}, got {value!r}", hint)
     value = type(default)(value)
     return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0: equal runs have equal ids

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
-from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unimetric.config import RunConfig
+from unimetric.config import RunConfig, to_toml
 from unimetric.deploy.placement import Placement
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import write_text
@@ -79,9 +77,9 @@ class Facts:
         """Write the file atomically."""
         values = asdict(self)
         tables = {key: values.pop(key) for key in ("columns", "placement", "report")}
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        lines = [f"{key} = {to_toml(value)}" for key, value in values.items()]
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{_toml(key)} = {_toml(value)}" for key, value in table.items() if value is not None)]
+            lines += ["", f"[{name}]", *(f"{to_toml(key)} = {to_toml(value)}" for key, value in table.items() if value is not None)]
         write_text(folder / FACTS, "\n".join(lines) + "\n")
 
     @classmethod
@@ -104,17 +102,6 @@ class Facts:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnimetricError(f"{file}: cannot be read: {error}", DAMAGED_INDEX) from None
         return facts
-
-
-def _toml(value: Any) -> str:
-    """Write a literal as TOML, which writes all but tables as JSON does."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items() if each is not None) + "}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # inf, -inf, nan
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows this character only in this form
 
 
 def read_thresholds(folder: Path) -> dict[str, Any] | None:
