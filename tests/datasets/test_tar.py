@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from unimetric import Index
 from unimetric.config import RunConfig
-from unimetric.datasets.files import describe_file
+from unimetric.datasets.files import describe_files
 from unimetric.deploy.export import write_model
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.images.decode import read_bytes
@@ -77,7 +77,7 @@ def test_tar_files_are_a_dataset(shards: str, tmp_path: Path) -> None:
     assert list(table.paths) == sorted(table.paths) and table.source_names == (tmp_path.name,)
     assert opened(str(tmp_path / "*.tar")).paths == table.paths
     assert decode(f"{table.paths[0]}#xywh=1,1,2,3").shape == (3, 2, 3)
-    file = describe_file("id", table.paths[0], {})
+    (file,) = describe_files([("id", table.paths[0], {})])
     assert file.size == os.path.getsize(tmp_path / "shard-00.tar") and file.mtime > 0
 
 

@@ -110,8 +110,7 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None,
             continue
         entered.add(_identify(status))
         columns: dict[str, Value] = {LABEL: inner.rstrip("/").rpartition("/")[2] or None} if labels else {}
-        for name in sorted(images):
-            yield describe_file(inner + name, os.path.join(folder, name), columns)
+        yield from describe_files((inner + name, os.path.join(folder, name), columns) for name in sorted(images))
         waiting += sorted(deeper, reverse=True)
 
 
@@ -125,16 +124,10 @@ def _is_broken(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)
 
 
-def describe_file(id_: str, path: str, columns: dict[str, Value]) -> ImageFile:
-    """Return an image with the size and time of its file, or of its pack.
+def describe_files(images: Iterable[tuple[str, str, dict[str, Value]]]) -> Iterator[ImageFile]:
+    """Yield images with the size and time of their files, or of their packs, in bounded memory.
 
     A missing file has the size -1, and is reported when it is read.
-    """
-    return next(describe_files([(id_, path, columns)]))
-
-
-def describe_files(images: Iterable[tuple[str, str, dict[str, Value]]]) -> Iterator[ImageFile]:
-    """Yield images as `describe_file` does, in bounded memory.
 
     Args:
         images: Id, path and columns of each image.
