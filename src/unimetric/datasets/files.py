@@ -125,7 +125,7 @@ def _is_broken(entry: os.DirEntry[str]) -> bool:
 
 
 def describe_files(images: Iterable[tuple[str, str, dict[str, Value]]]) -> Iterator[ImageFile]:
-    """Yield images with the size and time of their files, or of their packs, in bounded memory.
+    """Yield images with the size and time of their files or packs, in bounded memory.
 
     A missing file has the size -1, and is reported when it is read.
 

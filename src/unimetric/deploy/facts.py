@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
