@@ -254,6 +254,11 @@ class Sampler(Component):
         """Set the epoch. Lightning and other loops call this method of a `DataLoader`'s sampler."""
         self.epoch = epoch
 
+    @property
+    def sampler(self) -> Sampler:
+        """This sampler. Of a batch sampler, Lightning calls `set_epoch` of this attribute only."""
+        return self
+
     def __len__(self) -> int:
         return self.steps
 

@@ -5,9 +5,8 @@
     sampler.batch(step)     # (112,) int64, the same on every rank and after every restart
     len(sampler)            # batches per epoch: floor(N / batch_size), at least 1
 
-A batch always has `batch_size` rows. If the dataset is smaller, rows repeat, and their counts differ by
-at most 1. Every rank computes the whole batch and uses its `rank_slice`. The interface is
-`kinds.Sampler`.
+A batch always has `batch_size` rows. If the dataset is smaller, rows repeat. Every rank computes the whole
+batch and uses its `rank_slice`. The interface is `kinds.Sampler`.
 
 Label samplers (`needs_embeddings = False`) have random access: a batch depends on (seed, epoch, step) only.
 
