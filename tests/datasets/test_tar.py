@@ -113,6 +113,30 @@ def test_images_without_classes_can_be_embedded_only(tmp_path: Path) -> None:
     assert table.class_names == ("",) and len(table) == 2 and not table.train.any()
 
 
+def test_later_file_of_the_same_name_replaces_the_earlier(tmp_path: Path) -> None:
+    file = write_tar(tmp_path / "grown.tar", {"a.png": png(1), "a.cls": b"1", "b.png": png(2), "b.cls": b"1"})
+    with tarfile.open(file, "a") as archive:
+        for name, data in {"a.png": png(3), "c.png": png(4), "c.cls": b"1"}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    table = opened(str(file))
+    assert [int(decode(path)[0, 0, 0]) for path in table.paths] == [2, 3, 4]
+    assert opened(str(tmp_path / "{grown,*}.tar")).paths == table.paths
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE])
+@pytest.mark.parametrize("name", ["c.png", "c.cls"])
+def test_rejects_links_and_sparse_files(tmp_path: Path, kind: bytes, name: str) -> None:
+    file = write_tar(tmp_path / "linked.tar", {"a.png": png(1), "a.cls": b"1", "b.png": png(2), "b.cls": b"1"})
+    with tarfile.open(file, "a") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, "a.png"
+        archive.addfile(entry)
+    with pytest.raises(UnimetricError, match=f"{name}`: must be a regular file"):
+        opened(str(file))
+
+
 @pytest.mark.parametrize(
     ("members", "problem"),
     [

@@ -25,7 +25,7 @@ from unimetric.images.table import Table
 #: Position, number of bytes, name and label of each image.
 Images = list[tuple[int, int, str, str | None]]
 
-_VERSION = 2
+_VERSION = 3
 _HINT = "images and labels are files such as 000017.jpg with 000017.cls or 000017.json"
 
 
@@ -107,6 +107,7 @@ def find_shards(text: str) -> list[str]:
         if missing:
             raise UnimetricError(f"tar: the file `{missing[0]}` does not exist", "name tar files, such as `shards='data/{000..009}.tar'`")
         files += found
+    files = list(dict.fromkeys(files))  # a wildcard may match a file that is named as well
     for file in files:
         if not file.lower().endswith(".tar"):
             raise UnimetricError(
@@ -149,7 +150,7 @@ def _list_images(file: str, field: str) -> Images:
 
 def _scan(file: str, field: str) -> Images:
     """Read a tar file once, and return its images in their order."""
-    images: list[tuple[int, int, str, str]] = []
+    images: dict[str, tuple[int, int, str, str]] = {}
     labels: dict[str, str] = {}
     try:
         with open_file(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
@@ -158,11 +159,18 @@ def _scan(file: str, field: str) -> Images:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 key, ending = f"{folder}/{key}", f".{ending.lower()}"
-                if not member.isreg() or base.startswith("."):
+                is_image = ending.endswith(SUFFIXES)
+                if member.isdir() or base.startswith(".") or not (is_image or ending in (".cls", ".json")):
                     continue
-                if ending.endswith(SUFFIXES):
-                    images.append((member.offset_data, member.size, base, key))
-                elif ending in (".cls", ".json"):
+                if not member.isreg() or member.issparse():
+                    raise UnimetricError(
+                        f"`{file}: {member.name}`: must be a regular file, not a link or a sparse file",
+                        "create the file with `tar --dereference --hard-dereference`, without `--sparse`",
+                    )
+                if is_image:
+                    images.pop(member.name, None)  # a later file of the same name replaces it, as when it is unpacked
+                    images[member.name] = (member.offset_data, member.size, base, key)
+                else:
                     content = archive.extractfile(member)
                     found = _read_label(content.read() if content else b"", ending, field, f"{file}: {member.name}")
                     labels |= {} if found is None else {key: found}
@@ -174,7 +182,7 @@ def _scan(file: str, field: str) -> Images:
         raise UnimetricError(f"`{file}`: is not a complete tar file ({error})", hint) from None
     except OSError as error:
         raise UnimetricError(f"`{file}`: cannot be read: {error.strerror}", "copy it again") from None
-    return [(position, length, base, labels.get(key)) for position, length, base, key in images]
+    return [(position, length, base, labels.get(key)) for position, length, base, key in images.values()]
 
 
 def _read_label(data: bytes, ending: str, field: str, where: str) -> str | None:
