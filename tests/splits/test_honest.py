@@ -74,6 +74,11 @@ def test_by_time_asks_later_than_it_answers() -> None:
     half = by_time(data)
     assert 0.3 < half.gallery[half.test].mean() <= 0.5
     assert by_time(replace(data, group_names=tuple(map(str, range(2000, 2012))))).gallery.tolist() == half.gallery.tolist()
+    hours = tuple(f"2020-01-{day:02}T{hour:02}:30:00+05:00" for day in range(1, 7) for hour in (0, 23))
+    timed = replace(data, group=np.arange(60) % 12, group_names=hours)
+    for split in (by_time(timed, until="2020-01-03"), by_time(timed, fraction=0.6)):  # no day is on both sides
+        early, late = (np.unique(timed.group[role & ~data.train]) for role in (split.gallery, split.query))
+        assert early.tolist() == list(range(6)) and late.tolist() == list(range(6, 12))
     with pytest.raises(UnimetricError, match="got `soon`"):
         by_time(replace(data, group_names=("soon", *names[1:])))
     with pytest.raises(UnimetricError, match="60 of 60 have none"):
@@ -93,5 +98,8 @@ def test_by_similarity_drops_copies(tmp_path) -> None:
     data = replace(table(), paths=tuple(paths))
     plain, split = standard(data), by_similarity(data)
     assert np.setdiff1d(plain.train, split.train).tolist() == [0] and split.test.tolist() == plain.test.tolist()
+    (tmp_path / "1.png").write_bytes(b"not an image")  # matches nothing, not even a uniform image; training reports or skips it
+    Image.new("RGB", (9, 9)).save(tmp_path / "6.png")
+    assert by_similarity(data).train.tolist() == split.train.tolist()
     hashes = np.stack([hash_image(np.array(image)) for image in scenes])
     assert find_duplicates(hashes[:5], hashes[3:]).tolist() == [-1, -1, -1, 0, 1]

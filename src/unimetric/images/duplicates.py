@@ -14,7 +14,9 @@ from contextlib import closing
 import numpy as np
 from PIL import Image
 
+from unimetric.errors import UnimetricError
 from unimetric.images.pack import count_cores, decode, map_in_order
+from unimetric.images.remote import Unreachable
 from unimetric.images.table import Table
 
 #: Largest number of different bits of near-duplicates.
@@ -32,12 +34,24 @@ def hash_image(pixels: np.ndarray) -> np.ndarray:
 def hash_images(paths: Sequence[str], *, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
     """Return the (N, 256) hashes of images.
 
+    Those of an image that cannot be read are 0.5, which is half different from any other. Reading it for another purpose
+    raises an error, or skips it.
+
     Args:
         paths: Paths of the images, as in `Table.paths`.
         progress: Callback with (finished images, all images).
     """
-    hashes = np.empty((len(paths), _SIDE**2), bool)
-    with closing(map_in_order(lambda path: hash_image(decode(path)), paths, count_cores())) as results:
+
+    def hash_readable(path: str) -> np.ndarray | float:
+        try:
+            return hash_image(decode(path))
+        except Unreachable:
+            raise
+        except UnimetricError:
+            return 0.5
+
+    hashes = np.empty((len(paths), _SIDE**2), np.float16)
+    with closing(map_in_order(hash_readable, paths, count_cores())) as results:
         for row, result in enumerate(results):
             hashes[row] = result
             if progress is not None:

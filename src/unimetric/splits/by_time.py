@@ -33,7 +33,7 @@ def by_time(
         time-aware splits.
 
     Args:
-        table: Table of the dataset, whose groups are dates such as `2019-06-30` or years.
+        table: Table of the dataset, whose groups are dates such as `2019-06-30` or years. The time of a date is not used.
         until: Last date of training and gallery. Defaults to the date that `fraction` implies.
         fraction: Fraction of the test images up to the date, at most.
         validation: Fraction of the training classes used to select the best epoch. 0 for none.
@@ -41,7 +41,7 @@ def by_time(
         seed: Seed of the choice of validation classes.
     """
     split = standard(table, validation=validation, known_classes=known_classes, seed=seed)
-    dates = np.array([parse_date(name, table.full_name) for name in table.group_names], "datetime64[s]")
+    dates = np.array([parse_date(name, table.full_name) for name in table.group_names], "datetime64[s]").astype("datetime64[D]")
     missing = np.flatnonzero(table.group < 0)
     if len(missing):
         raise UnimetricError(
@@ -52,7 +52,7 @@ def by_time(
     when = dates[table.group]
     days = np.unique(when[split.test])
     if until:
-        last = np.datetime64(parse_date(until, "until"), "s")
+        last = np.datetime64(parse_date(until, "until"), "s").astype("datetime64[D]")
     else:
         early = np.array([(when[split.test] <= day).mean() for day in days])
         last = days[max(0, int((early <= fraction).sum()) - 1)]
