@@ -157,3 +157,12 @@ def test_first_of_several_group_columns_is_used(plain):
     )
     assert read(plain).group_names == ("c0", "c1")
     assert len(read(plain, "group='date'").group_names) == 8
+
+
+def test_dates_have_days_in_any_form(plain):
+    days = ["6/3/2019"] * 2 + ["2019:06:04"] + ["2019-6-4"] + ["20190605"] * 2 + ["30 June 2018", "30 June 2019"]
+    times = (" 8:15", " 21:40", "-07:00:00", "T17:00", "T0815", "_214000", "", " 8:15 PM")
+    lines = plain.read_text().splitlines()
+    plain.write_text("\n".join([f"{lines[0]},date", *map("{},{}{}".format, lines[1:], days, times)]))
+    table = read(plain)
+    assert [table.group_names[group] for group in table.group] == days

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -123,7 +124,16 @@ def find_groups(
     if column not in known:
         raise UnimetricError(f"`{source}` has no column `{column}`", closest(column, known))
     values = [(row[column] or "").strip() for _, row in rows]
-    return [value[:10] for value in values] if column == "date" else values
+    return [_remove_time(value) for value in values] if column == "date" else values
+
+
+def _remove_time(date: str) -> str:
+    """Return a date without its time.
+
+    >>> _remove_time("2019-06-30 08:00:00"), _remove_time("6/3/2019 8:15 AM"), _remove_time("20190630T0800"), _remove_time("30 June 2019")
+    ('2019-06-30', '6/3/2019', '20190630', '30 June 2019')
+    """
+    return re.sub(r"(?<=^\d{4}\D\d\d\D\d\d).+|(?<=^\d{8})\D.*|(?<=\d)T\d.*| +\d{1,2}:\d.*", "", date, flags=re.DOTALL)
 
 
 def _path_and_label(source: str | Path, number: int, row: dict[str, str | None]) -> tuple[str, str]:
