@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from unimetric.deploy.embedding import to_array
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import Pack, decode
 from unimetric.images.packing import write
@@ -142,6 +143,9 @@ def test_transparent_palette_and_sixteen_bits(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 600, dtype=np.uint16).reshape(20, 30)
     Image.fromarray(ramp).save(tmp_path / "b.png")
     np.testing.assert_array_equal(decode(str(tmp_path / "b.png"))[:, :, 1], ramp // 256)
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as image:  # a query may be an opened image
+            np.testing.assert_array_equal(to_array(image), decode(str(tmp_path / name)))
 
 
 def test_floating_point_pixels_are_rejected(tmp_path: Path) -> None:
@@ -177,6 +181,8 @@ def test_turned_images_of_other_kinds_and_boxes(tmp_path: Path) -> None:
     save_turned(tmp_path / "a.png", smooth(20, 30, 1), 6)
     stored = np.asarray(Image.open(tmp_path / "a.png"))
     np.testing.assert_array_equal(decode(f"{tmp_path / 'a.png'}#xywh=2,3,10,12"), np.rot90(stored[3:15, 2:12], -1))
+    save_turned(tmp_path / "a.tiff", smooth(20, 30, 1), 6)  # Pillow turns it before it is cropped
+    np.testing.assert_array_equal(decode(f"{tmp_path / 'a.tiff'}#xywh=2,3,10,12"), smooth(20, 30, 1)[3:15, 2:12])
     Image.fromarray(smooth(20, 30, 1)).save(tmp_path / "damaged.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
     assert decode(str(tmp_path / "damaged.jpg")).shape == (20, 30, 3)
 

@@ -29,7 +29,7 @@ from unimetric.deploy.facts import Facts
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.images.boxes import Draws, center_draws
 from unimetric.images.crops import color, crop_one, plan_of
-from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes
+from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes, to_rgb
 from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
 from unimetric.images.recipe import Recipe
@@ -329,7 +329,7 @@ def to_array(image: Any) -> np.ndarray:
             return decode(path)
         return np.array(parse_image(_read_query(path), path, split_box(path)[1], hint="search with another image")[0])
     if isinstance(image, Image.Image):
-        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+        return np.array(to_rgb(ImageOps.exif_transpose(image), "the image", "search with another image"))
     array = np.asarray(image)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, 2)

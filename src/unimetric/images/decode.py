@@ -102,18 +102,11 @@ def parse_image(
         file = image
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
-        if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
-            raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {hint}")
         native = (image.format or "").lower() if image.mode == "RGB" else ""
-        if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
-            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
         if box is not None:
             image, native = _crop_box(image, box, name), ""
-        if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
-        if image.mode != "RGB":
-            image = image.convert("RGB")
-        image.load()  # a conversion to the same mode would copy all pixels
+        image = to_rgb(image, name, hint)
+        image.load()
         turned = _turn(image, file) if upright else image
         return turned, data, native if turned is image else ""
     except (MemoryError, UnimetricError):
@@ -124,6 +117,25 @@ def parse_image(
         raise UnimetricError(f"{name}: has more than {MOST_PIXELS // 10**6} megapixels, a decompression bomb", hint) from None
     except Exception as error:  # decoders raise many types for a broken file: OSError, SyntaxError, struct.error, ...
         raise UnimetricError(f"{name}: cannot be decoded ({error})", hint) from None
+
+
+def to_rgb(image: Image.Image, name: str, hint: str) -> Image.Image:
+    """Convert an image to RGB.
+
+    One in RGB is returned unchanged, because a conversion would copy all pixels.
+
+    Args:
+        image: Image of any mode.
+        name: Name for errors.
+        hint: Hint of errors.
+    """
+    if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
+        raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {hint}")
+    if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _turn(image: Image.Image, file: Image.Image) -> Image.Image:

@@ -10,7 +10,8 @@ import re
 
 from unimetric.images.members import split_member
 
-#: Left, top, width and height in whole pixels of the stored image, before its EXIF orientation turns it.
+#: Left, top, width and height in whole pixels of the stored image, before its EXIF orientation turns it. Pillow turns TIFF files
+#: while it reads them.
 Box = tuple[int, int, int, int]
 
 _BOX = re.compile(r"(.+)#xywh=(\d+),(\d+),(\d+),(\d+)", re.DOTALL)
