@@ -143,6 +143,16 @@ def test_parts_that_are_not_outermost_are_no_classes(tmp_path, plant, layout, hi
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize("extra", ["", "train=0.5"])
+def test_parts_in_upper_case_are_no_classes(tmp_path, plant, extra):
+    plant(tmp_path / "parts", [f"{part}/{name}/{n}.jpg" for part in ("Train", "Test") for name in "ab" for n in range(2)])
+    with pytest.raises(UnimetricError, match="must be in lower case, got Test, Train") as caught:
+        read(tmp_path / "parts", extra)
+    assert caught.value.hint == "rename them to test, train"
+    plant(tmp_path / "classes", [f"{name}/{n}.jpg" for name in ("Train", "Test") for n in range(2)])
+    assert read(tmp_path / "classes", extra).class_names == ("Test", "Train")
+
+
 def test_root_is_needed():
     with pytest.raises(UnimetricError, match="needs `root`"):
         create("datasets", "folder")

@@ -60,6 +60,7 @@ def folder(
     parts = {path[0] for path in files}
     parted = "train" in parts and parts <= PARTS and all(len(path) > 2 for path in files)
     if not parted:
+        _check_case(base, files)
         _check_inner_parts(base, files)
     by_part = parted and train is None
     if by_part:
@@ -83,6 +84,20 @@ def _select_parts(base: Path, files: list[list[str]], parts: set[str]) -> list[l
     for part in held_out[1:]:
         logging.getLogger("unimetric").warning("folder: `%s/%s` is skipped, because `%s` is the test part", base, part, held_out[0])
     return [path for path in files if path[0] in ("train", held_out[0])]
+
+
+def _check_case(base: Path, files: list[list[str]]) -> None:
+    """Raise an error if the parts are not in lower case.
+
+    `Train/cup` and `Test/cup` are not two classes.
+    """
+    parts = {path[0] for path in files}
+    lower = {part.lower() for part in parts}
+    if "train" in lower and len(lower) > 1 and lower <= PARTS and parts != lower and all(len(path) > 2 for path in files):
+        raise UnimetricError(
+            f"`{base}`: the names of the parts must be in lower case, got {', '.join(sorted(parts))}",
+            f"rename them to {', '.join(sorted(lower))}",
+        )
 
 
 def _check_inner_parts(base: Path, files: list[list[str]]) -> None:
