@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,9 @@ pytest.importorskip("fastapi", reason="pip install 'unimetric[serve]'")
 
 from unimetric import Index  # noqa: E402
 from unimetric.cli import app  # noqa: E402
+from unimetric.deploy import building  # noqa: E402
 from unimetric.deploy.batching import Batcher, Busy  # noqa: E402
+from unimetric.deploy.facts import Facts  # noqa: E402
 from unimetric.deploy.feedback import Feedback  # noqa: E402
 from unimetric.deploy.gallery import decode_upload  # noqa: E402
 from unimetric.errors import UnimetricError  # noqa: E402
@@ -443,6 +446,33 @@ def test_new_version_is_opened_without_a_failed_request(index: Path, colored: Pa
     assert info["images"] == 28 and info["version"] != before
     assert set(statuses) == {200}
     assert "unimetric_reloads_total 1.0" in httpx.get(f"{address}/metrics", timeout=60).text
+
+
+def test_index_of_a_killed_update_is_served(
+    index: Path, colored: Path, live: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    fewer = colored / "fewer.csv"
+    fewer.write_text("\n".join((colored / "images.csv").read_text().splitlines()[:-4]))
+    with monkeypatch.context() as patch, Index.open(index, device="cpu") as opened, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building.Ledger, "forget", die)
+        opened.update(fewer, workers=0)
+    assert Facts.read(index).state == "updating"
+    address = live(index)
+    info = httpx.get(f"{address}/info", timeout=60).json()
+    assert info["images"] == 28
+    assert len(httpx.get(f"{address}/search", params={"id": ID, "k": 50}, timeout=60).json()["hits"]) == 27
+    with Index.open(index, device="cpu") as opened:
+        opened.update(fewer, workers=0)
+    end = time.monotonic() + 60
+    while httpx.get(f"{address}/info", timeout=60).json()["version"] == info["version"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    replace(Facts.read(index), state="building").write(index)
+    with pytest.raises(UnimetricError, match="its build is not complete"):
+        live(index)
 
 
 def start_process(index: Path, *options: str) -> tuple[subprocess.Popen[str], str]:

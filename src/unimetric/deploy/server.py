@@ -163,7 +163,7 @@ class Server:
         self.path, self.options, self.metrics = Path(path), options, Metrics()
         share_heap()
         index = Index.open(self.path, device=options.device)
-        if index.facts.state != "ready":
+        if index.facts.state == "building":  # during an update, and after a killed one, the store is whole
             raise UnimetricError(f"{path}: its build is not complete", "run the same `unimetric index` command to resume it")
         self.gallery = Gallery(index)
         self.feedback = None if options.feedback is None else Feedback(options.feedback)
@@ -218,7 +218,7 @@ class Server:
         if old.index.version == old.version:
             return None
         index = Index.open(self.path, device=self.options.device)
-        if index.facts.state != "ready":
+        if index.facts.state == "building":
             return None
         assert index.store is not None  # opens it
         return Gallery(index, old.embedder if index.facts.weights == old.index.facts.weights else None)
