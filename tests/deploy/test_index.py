@@ -360,6 +360,22 @@ def test_unreadable_images_are_listed_and_not_fatal(run: Path, images: Path, tmp
     assert {"truncated.jpg"} == content(index).keys() & {"truncated.jpg", "animated.gif"}
 
 
+def test_unreadable_names_are_read_as_they_are(run: Path, images: Path, tmp_path: Path) -> None:
+    names = ["a\tb.png", "a\nb.png", "a\u2028b.png", "a\rb.png", '"a".png', "ä\\t.png"]
+    for name in names:
+        try:
+            (images / name).write_bytes(b"")
+        except OSError:
+            pytest.skip("this file system has fewer names")
+    with Index.create(run, images, tmp_path / "my.index", workers=0) as index:
+        assert sorted(name for name, _ in index.unreadable()) == sorted(names)
+        assert len({reason for _, reason in index.unreadable()}) == 1
+        lines = (index.path / "unreadable.txt").read_bytes().decode().split("\n")[:-1]
+        assert len(lines) == 6 and any(line.startswith("ä\\t.png\t") for line in lines)
+        (index.path / "unreadable.txt").write_text('"a".png\tis empty\n')  # of an earlier version
+        assert index.unreadable() == [('"a".png', "is empty")]
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "problem"),
     [

@@ -36,6 +36,7 @@ from unimetric.deploy.facts import (
     check_index,
     check_same,
     new_facts,
+    write_unreadable,
 )
 from unimetric.deploy.ledger import Ledger, Work
 from unimetric.deploy.placement import Placement
@@ -518,7 +519,7 @@ class _Build:
             self.store.finish()
             self.ledger.compact()
         if bad or (self.path / UNREADABLE).exists():
-            write_text(self.path / UNREADABLE, "".join(f"{name}\t{' '.join(reason.split())}\n" for name, reason in bad))
+            write_unreadable(self.path, bad)
         self.facts = replace(
             self.facts,
             state="ready",

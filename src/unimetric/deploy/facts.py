@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -118,6 +120,30 @@ def read_thresholds(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnimetricError(f"{file}: cannot be read: {error}", "remove it, or run `unimetric calibrate` again") from None
+
+
+def write_unreadable(folder: Path, files: Iterable[tuple[str, str]]) -> None:
+    """Write id and reason of files that could not be read, one per line.
+
+    An id with a tab or a line break, or that starts with a quote, is written as JSON.
+    """
+    lines = []
+    for name, reason in files:
+        plain = [name] == name.splitlines() and "\t" not in name and not name.startswith('"')
+        lines.append(f"{name if plain else json.dumps(name)}\t{' '.join(reason.split())}\n")
+    write_text(folder / UNREADABLE, "".join(lines))
+
+
+def read_unreadable(folder: Path) -> list[tuple[str, str]]:
+    """Return what `write_unreadable` has written, or nothing if there is no file."""
+    file = folder / UNREADABLE
+    lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.is_file() else []
+    found = []
+    for name, _, reason in (line.partition("\t") for line in lines):
+        with suppress(ValueError):  # earlier versions have written ids that start with a quote as they are
+            name = json.loads(name) if name.startswith('"') else name
+        found.append((name, reason))
+    return found
 
 
 def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: bool, placement: Placement, runtime: str) -> Facts:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
-from unimetric.deploy.facts import FACTS, STORE, UNREADABLE, Facts, read_thresholds
+from unimetric.deploy.facts import FACTS, STORE, Facts, read_thresholds, read_unreadable
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.remote import join_path
 from unimetric.kinds import Store
@@ -207,9 +207,7 @@ class Index:
 
     def unreadable(self) -> list[tuple[str, str]]:
         """Return id and reason of every file that could not be read."""
-        file = self.path / UNREADABLE
-        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.is_file() else []
-        return [(name, reason) for name, _, reason in (line.partition("\t") for line in lines)]
+        return read_unreadable(self.path)
 
     # --- search ------------------------------------------------------------------------------------------------------
 
