@@ -377,7 +377,7 @@ def test_rejects_damaged_remote_packs(memory: str, files: Path) -> None:
 )
 def test_bad_addresses_are_one_sentence(server: Server, path: str, problem: str) -> None:
     with pytest.raises(UnimetricError, match=problem) as caught:
-        list(open_source(f"{server.url}/{path}", labels=False, known={}).files())
+        list(open_source(f"{server.url}/{path}", labels=False).files())
     assert server.url in caught.value.message and caught.value.hint and "\n" not in caught.value.message
 
 

@@ -474,6 +474,22 @@ def test_text_column_stays_text_and_empty_one_gets_a_type(run: Path, images: Pat
     assert index.fetch([first, second]) == {"code": ["8", "7"], "price": [5, 6]}
 
 
+def test_column_of_a_failed_update_has_no_type_yet(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    name, file = os.path.relpath(min(images.rglob("*.png")), tmp_path), tmp_path / "images.csv"
+    file.write_text(f"path,price\n{name},3\n")
+    index = Index.create(run, file, tmp_path / "my.index", workers=0)
+    file.write_text(f"path,price,code\n{name},3,7\n")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building.Ledger, "mark_columns", die)
+        index.update(workers=0)
+    file.write_text(f"path,price,code\n{name},3,A7\n")
+    assert index.update(workers=0)["changed"] == 1
+    assert index.fetch([name]) == {"price": [3], "code": ["A7"]} and index.facts.columns == {"price": "int", "code": "str"}
+
+
 def test_wrong_source_deletes_nothing(index: Index, images: Path, tmp_path: Path) -> None:
     before = content(index)
     letter(tmp_path / "other" / "a.png", 1)

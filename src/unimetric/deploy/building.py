@@ -30,7 +30,6 @@ from unimetric.deploy.facts import (
     MODEL,
     STORE,
     THRESHOLDS,
-    TYPES,
     UNREADABLE,
     Facts,
     check_index,
@@ -87,14 +86,13 @@ class Source:
     problems: list[str] = field(default_factory=list)
 
 
-def open_source(source: str | Path, *, labels: bool, known: dict[str, type], skip: Path | None = None) -> Source:
+def open_source(source: str | Path, *, labels: bool, skip: Path | None = None) -> Source:
     """Return the images of a folder, a csv or parquet file, tar files, a pack or a dataset.
 
     Args:
         source: Folder of images at any depth, csv or parquet file with a column `path`, tar files such as `data/{000..009}.tar`, pack,
             or dataset spec string. Files may have an address, such as `s3://bucket/{000..009}.tar`.
         labels: Whether the class of an image in a folder is the name of its folder.
-        known: Types of the columns that the index has.
         skip: Folder in the source whose images are skipped, such as the index, which stores uploaded images.
     """
     text = str(source)
@@ -106,7 +104,7 @@ def open_source(source: str | Path, *, labels: bool, known: dict[str, type], ski
         return found
     suffix, whole = path.suffix.lower(), make_absolute(text if is_remote(text) else str(path))
     if suffix in (".csv", ".parquet"):
-        types = column_types(whole) | {key: kind for key, kind in known.items() if kind is not str}
+        types = column_types(whole)
         return Source(whole, os.path.dirname(whole), lambda: read_csv(whole, types), types)
     if suffix in (".tar", ".pack"):
         text = f"tar(shards={whole!r})" if suffix == ".tar" else f"pack(path={whole!r})"
@@ -251,8 +249,7 @@ def build(
     make_folder(path)
     with lock_folder(path, "writing to"), _discard_empty(path) as counts, contextlib.ExitStack() as stack:
         facts, opened = _prepare(model, path, store=store, labels=labels, settings=settings)
-        known = {key: TYPES[kind] for key, kind in facts.columns.items()}
-        images = open_source(source, labels=facts.labels, known=known, skip=path)
+        images = open_source(source, labels=facts.labels, skip=path)
         for name in images.columns:
             check_name(name)  # `index.toml` has them from the start
         if cluster is not None:
@@ -265,8 +262,8 @@ def build(
                 f"`{facts.store}`: already holds {len(held):,} points, of another index",
                 "use another table or --out, or remove these points first",
             )
-        # `files` casts to these types. Text of the store stays text, whatever a new list contains; a column without values has none yet.
-        images.columns.update({name: str for name in images.columns if held.columns.get(name) is str})
+        # `files` casts to these types. Columns of the store keep theirs, whatever a new list contains; one without values has none yet.
+        images.columns.update({name: kind for name, kind in held.columns.items() if name in images.columns})
         ledger = Ledger(path / LEDGER)
         stack.callback(ledger.close)
         count = min(16, count_cores()) if workers is None else workers

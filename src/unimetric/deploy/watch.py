@@ -126,7 +126,7 @@ def _sample(index: Index) -> np.ndarray:
 
 def _embed(index: Index, queries: str | Path, progress: Callable[[int, int], None] | None) -> tuple[np.ndarray, list[str], list[Any], str]:
     """Return embeddings, paths and labels of the readable queries, and the first problem."""
-    items = list(open_source(queries, labels=False, known={}).files())
+    items = list(open_source(queries, labels=False).files())
     parts = [np.zeros((0, index.facts.dim), np.float32)]
     embedded, done, problem = [], 0, ""
     for readings, embeddings in index.embedder.stream(((item.path, None) for item in items), workers=0):
