@@ -474,6 +474,27 @@ def test_text_column_stays_text_and_empty_one_gets_a_type(run: Path, images: Pat
     assert index.fetch([first, second]) == {"code": ["8", "7"], "price": [5, 6]}
 
 
+@pytest.mark.parametrize(
+    ("spec", "stored"),
+    [
+        ("files('images')", "files(root={0!r})"),
+        ("folder(root='images', train=0.5)", "folder(root={0!r}, train=0.5)"),
+        ("union(parts=['files(root=\"images\")'])", "union(parts=[{1!r}])"),
+        ("csv(file='images.csv')", "csv(file={2!r})"),
+    ],
+)
+def test_dataset_is_read_from_another_folder(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, stored: str
+) -> None:
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
+    (tmp_path / "images.csv").write_text("\n".join(["path,label", *rows]))
+    monkeypatch.chdir(tmp_path)
+    with Index.create(run, spec, tmp_path / "my.index", workers=0) as index:
+        assert index.facts.source == stored.format(str(images), f"files(root={str(images)!r})", str(tmp_path / "images.csv"))
+        monkeypatch.chdir("/")
+        assert index.update(workers=0) == {"added": 0, "changed": 0, "deleted": 0, "unreadable": 0}
+
+
 def test_column_of_a_failed_update_has_no_type_yet(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*args: Any) -> None:
         raise KeyboardInterrupt

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unimetric.analysis.calibrate import read_calibration
 from unimetric.config import RunConfig, from_settings, load
-from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, read_csv, walk
+from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, place_file, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
 from unimetric.deploy.export import merge_adapter, without_weights, write_model
 from unimetric.deploy.facts import (
@@ -51,7 +51,7 @@ from unimetric.runs.exported import Exported, format_of, open_exported
 from unimetric.runs.folder import lock_folder, open_run, overridden
 from unimetric.runs.model import build_model, loss_with_geometry, place
 from unimetric.runs.weights import hash_tensors
-from unimetric.spec import bind_arguments, complete_arguments, create, names
+from unimetric.spec import bind_arguments, complete_arguments, create, names, parse, text_of
 from unimetric.stores._points import check_name
 
 #: Images and seconds after which a shard is written.
@@ -121,7 +121,18 @@ def open_source(source: str | Path, *, labels: bool, skip: Path | None = None) -
             label = table.class_names[table.labels[row]]
             yield each[len(root) :].lstrip(os.sep if root else "").replace(os.sep, "/"), each, {LABEL: label} if label else {}
 
-    return Source(text, root, lambda: describe_files(rows()), {LABEL: str})
+    return Source(_spec_with_absolute_paths(text), root, lambda: describe_files(rows()), {LABEL: str})
+
+
+def _spec_with_absolute_paths(text: str) -> str:
+    """Return the spec string of a dataset as it is read from any working directory."""
+    name, written = parse(text).name, bind_arguments("datasets", text)
+    if "parts" in written:
+        written["parts"] = [_spec_with_absolute_paths(part) for part in written["parts"]]
+    for key, value in complete_arguments("datasets", text).items():
+        if key in ("root", "path", "shards") or (key == "file" and name == "csv"):  # others are relative to these
+            written[key] = make_absolute(value if key == "path" else place_file(value))
+    return text_of(name, written)
 
 
 # --- models ------------------------------------------------------------------------------------------------------------
