@@ -402,6 +402,22 @@ def test_index_of_names_that_are_not_utf8_is_removed(run: Path, tmp_path: Path) 
     assert os.listdir(tmp_path) == ["images"]
 
 
+def test_build_interrupted_before_its_model_is_written_leaves_nothing(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = sorted(os.listdir(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(building, "_open_merged", stop)
+        build(run, images, tmp_path / "my.index", workers=0)
+    assert sorted(os.listdir(tmp_path)) == before
+    with pytest.raises(KeyboardInterrupt):
+        build(run, images, tmp_path / "my.index", workers=0, progress=stop)
+    assert check_index(tmp_path / "my.index")  # resumed without another model
+
+
 def test_failed_build_keeps_stored_images(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_SHARD", 32)
 

@@ -286,13 +286,17 @@ def build(
 
 @contextlib.contextmanager
 def _discard_empty(path: Path) -> Iterator[dict[str, int]]:
-    """Yield the counts of a build, and remove a new index that fails before its first image."""
+    """Yield the counts of a build, and remove a new index that fails before its first image.
+
+    If it is interrupted, it is only removed before its model is written.
+    """
     new = all(each.name == ".lock" for each in path.iterdir())
     counts = {"added": 0, "changed": 0, "deleted": 0}
     try:
         yield counts
-    except UnimetricError:
-        if new and not counts["added"] and not (path / SHARDS).exists():  # the next call reads the shards
+    except BaseException as error:
+        begun = counts["added"] or (path / SHARDS).exists()  # the next call reads the shards
+        if new and not begun and (isinstance(error, UnimetricError) or not check_index(path)):
             shutil.rmtree(path, ignore_errors=True)
         raise
 
