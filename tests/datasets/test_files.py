@@ -70,6 +70,14 @@ def test_csv_columns_get_the_type_of_their_values(tmp_path: Path) -> None:
     assert second.id == second.path == str(tmp_path.parent / "b.png") and second.columns["price"] is None
 
 
+def test_csv_accepts_addresses_of_local_files(tmp_path: Path, plant) -> None:
+    plant(tmp_path / "ä b", ["1%.png", "2.png"])
+    (tmp_path / "images.csv").write_text(f"path,label\nfile://{tmp_path}/%C3%A4%20b/1%25.png,a\nFILE://{tmp_path}/ä b/2.png,a\n")
+    found = list(read_csv(tmp_path / "images.csv", {}))
+    assert [each.id for each in found] == ["ä b/1%.png", "ä b/2.png"] and min(each.size for each in found) > 0
+    assert create("datasets", f"csv(file={str(tmp_path / 'images.csv')!r})").paths == tuple(each.path for each in found)
+
+
 def test_csv_keeps_every_digit_of_integers(tmp_path: Path) -> None:
     file = tmp_path / "images.csv"
     file.write_text(f"path,id,code\na.png,1234567890123456789,{2**63}\nb.png,{2**63 - 1},5\nc.png,{-(2**63)},{'1' * 5000}\n")

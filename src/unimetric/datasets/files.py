@@ -204,7 +204,8 @@ def read_csv(file: str | Path, types: dict[str, type]) -> Iterator[ImageFile]:
     """Yield the images of a csv or parquet file in bounded memory, with typed columns.
 
     Args:
-        file: File with a column `path`, and boxes as in the dataset `csv`. Paths are relative to the file, or addresses.
+        file: File with a column `path`, and boxes as in the dataset `csv`. Paths are relative to the file, or addresses,
+            such as `s3://bucket/a.jpg` or `file:///data/a.jpg`.
         types: Type of each further column, as in `column_types`. Other columns are ignored.
 
     Raises:

@@ -69,7 +69,7 @@ def make_absolute(path: str) -> str:
 def join_path(folder: str, path: str) -> str:
     """Return a path relative to a folder or to the address of one.
 
-    An address as `path` remains.
+    An address as `path` remains. With a local folder, `file:///a%20b.jpg` is the local path `/a b.jpg`.
 
     >>> join_path("https://host/data", "../more/a.jpg"), join_path("https://host/data", "s3://bucket/a.jpg")
     ('https://host/more/a.jpg', 's3://bucket/a.jpg')
@@ -77,6 +77,10 @@ def join_path(folder: str, path: str) -> str:
     if is_remote(path):
         return path
     if not is_remote(folder):
+        if path[:8].lower() == "file:///":
+            from urllib.request import url2pathname  # takes 50 ms to import
+
+            path = url2pathname(path[7:])
         return os.path.normpath(os.path.join(folder, path))
     protocol, _, rest = folder.partition("://")
     root, _, inner = rest.partition("/")
