@@ -70,6 +70,18 @@ def test_csv_columns_get_the_type_of_their_values(tmp_path: Path) -> None:
     assert second.id == second.path == str(tmp_path.parent / "b.png") and second.columns["price"] is None
 
 
+def test_csv_reads_numbers_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text("path,a,b,c,d,e,f\na.png,+5,.5,NaN,1e999,NaN,nan\nb.png,7,-.5,3,2,true,boot\nc.png,+0,+.5e1,,3,,nan\n")
+    types = column_types(file)
+    assert types == {"a": int, "b": float, "c": int, "d": str, "e": bool, "f": str}
+    rows = [list(each.columns.values()) for each in read_csv(file, types)]
+    assert rows == [[5, 0.5, None, "1e999", None, "nan"], [7, -0.5, 3, "2", True, "boot"], [0, 5.0, None, "3", None, "nan"]]
+    file.write_text("path,a\na.png,+05\nb.png,+\nc.png,.\nd.png,-\ne.png,1_0\nf.png,inf\n")
+    assert [each.columns["a"] for each in read_csv(file, column_types(file))] == ["+05", "+", ".", "-", "1_0", "inf"]
+    assert [each.columns["a"] for each in read_csv(file, {"a": str})] == ["+05", "+", ".", "-", "1_0", "inf"]
+
+
 def test_csv_accepts_addresses_of_local_files(tmp_path: Path, plant) -> None:
     plant(tmp_path / "ä b", ["1%.png", "2.png"])
     (tmp_path / "images.csv").write_text(f"path,label\nfile://{tmp_path}/%C3%A4%20b/1%25.png,a\nFILE://{tmp_path}/ä b/2.png,a\n")

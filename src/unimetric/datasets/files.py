@@ -160,8 +160,9 @@ def _local_status(file: str) -> tuple[int, int] | None:
 def column_types(file: str | Path) -> dict[str, type]:
     """Return the type of every column of a csv or parquet file except `path`.
 
-    Values are integers, numbers, truth values (`true`, `false`) or text. An empty value is missing. The label
-    is always text. A parquet file declares its types; those of a csv file follow from its values.
+    Values are integers, numbers, truth values (`true`, `false`) or text. An empty value is missing, and so is `NaN`
+    in a column of numbers or truth values. The label is always text. A parquet file declares its types; those of a
+    csv file follow from its values.
 
     Args:
         file: Csv file in UTF-8 whose first line names the columns, or parquet file.
@@ -176,7 +177,8 @@ def column_types(file: str | Path) -> dict[str, type]:
     for _, row in read_lines(source, (PATH,)):
         for key, text in row.items():
             if key != PATH:
-                types.setdefault(key, set()).update({type(_value(text))} - {type(None)})
+                value = _value(text)
+                types.setdefault(key, set()).update(() if value is None or _is_nan(value) else {type(value)})
     return {key: str if key == LABEL else _common(found) for key, found in types.items()}
 
 
@@ -239,26 +241,31 @@ def _make_id(path: str, base: str) -> str:
 def _value(text: str | None) -> Value:
     """Return the value of a cell, by its spelling.
 
-    An integer of more than 64 bits is text, because a float has other digits.
+    An integer of more than 64 bits is text, because a float has other digits, and so is a number beyond those of a float.
 
-    >>> _value(" 7"), _value("0.5"), _value("true"), _value("007"), _value("")
-    (7, 0.5, True, '007', None)
+    >>> _value(" 7"), _value("0.5"), _value("true"), _value("007"), _value(""), _value("+5"), _value("-.5"), _value("1e999")
+    (7, 0.5, True, '007', None, 5, -0.5, '1e999')
     """
     text = (text or "").strip()
     if not text:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    digits = text.removeprefix("-")
+    digits = text[1:] if text[0] in "+-" else text
     if digits.isascii() and digits.isdecimal() and (digits == "0" or digits[0] != "0"):
         return int(text) if len(digits) < 20 and -(2**63) <= int(text) < 2**63 else text
-    if digits[:1].isdecimal() and digits.isascii() and (digits[:1] != "0" or digits[:2] == "0."):
+    if digits.isascii() and (digits[:1] in set("123456789.") or digits[:2] == "0."):
         try:
             number = float(text)
         except ValueError:
             return text
         return number if np.isfinite(number) and "_" not in text else text
     return text
+
+
+def _is_nan(value: Value) -> bool:
+    """Return whether a value is how other programs write a missing number."""
+    return isinstance(value, str) and value.lower() == "nan"
 
 
 def _cast(source: str, number: int, column: str, text: str | None, kind: type) -> Any:
@@ -268,6 +275,8 @@ def _cast(source: str, number: int, column: str, text: str | None, kind: type) -
         return None
     if kind is str:
         return (text or "").strip()
+    if _is_nan(value):
+        return None
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
