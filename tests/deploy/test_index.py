@@ -446,6 +446,12 @@ def test_damaged_ledger_is_one_sentence(run: Path, index: Index, images: Path) -
     with pytest.raises(UnimetricError, match=r"files\.db: cannot be used: .*malformed") as caught:
         build(run, images, index.path, workers=0)
     assert "remove its folder and build it again" in caught.value.hint
+    assert b"tablefilesfiles" in data
+    for old, new in ((b"tablefilesfiles", b"tablefil\xffsfiles"), (b"000.png", b"0\xff0.png")):  # a name of a table, and of a file
+        file.write_bytes(data.replace(old, new))
+        with pytest.raises(UnimetricError, match=r"files\.db: cannot be (opened|used)") as caught:
+            build(run, images, index.path, workers=0)
+        assert "remove its folder and build it again" in caught.value.hint
 
 
 def test_csv_columns_are_typed_filtered_and_updated(run: Path, images: Path, tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ create temp table gone as
     where listed.name is null;
 """
 
+#: Errors of a database. One whose message has a damaged byte of the file is not of SQLite.
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 #: Columns of a file as text. `json.dumps` with arguments takes twice the time, because it makes an encoder per call.
 _to_text = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
@@ -107,7 +109,7 @@ class Ledger:
             self._base.execute("pragma journal_mode = delete")
             self._base.execute("pragma temp_store = file")
             self._base.executescript(_TABLES)
-        except sqlite3.Error as error:
+        except _DAMAGE as error:
             raise UnimetricError(f"{path}: cannot be opened: {error}", DAMAGED_INDEX) from None
         self._folders: dict[str, int] = {}
 
@@ -119,7 +121,7 @@ class Ledger:
         """
         try:
             yield
-        except sqlite3.Error as error:
+        except _DAMAGE as error:
             full = "full" in str(error) or "I/O" in str(error)
             hint = "free some space, also in the folder of temporary files (`TMPDIR`)" if full else DAMAGED_INDEX
             raise UnimetricError(f"{self.path}: cannot be used: {error}", hint) from None
