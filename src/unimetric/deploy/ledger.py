@@ -214,7 +214,7 @@ class Ledger:
             with self._base:  # commits, or rolls back after an error
                 self._base.execute("begin")
                 yield
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:  # others are of a damaged database; see `explained`
             raise UnimetricError(f"{self.path}: cannot be written: {error}", "free some space, or use another disk") from None
 
     def mark(self, ids: Sequence[str]) -> None:
