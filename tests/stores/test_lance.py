@@ -105,6 +105,24 @@ def test_finish_adds_new_points_to_the_index_and_compacts(small: None, tmp_path:
     assert len(list((tmp_path / "points.lance" / "data").glob("*.lance"))) <= 2 and len(store._table.list_versions()) == 1
 
 
+def test_open_table_follows_a_finish_of_another_program(small: None, tmp_path: Path) -> None:
+    store, points = filled(tmp_path)
+    store.finish()
+    server = create("stores", "lance(recall=0.95)", path=str(tmp_path), dim=16)
+    assert recall_of(server, points) >= 0.93
+    names = [f"{row}" for row in range(2000)]
+    store.write([*names, "new"], points[[*range(2000), 0]], {"row": [-1] * 2001})  # `finish` removes the files of all other points
+    store.finish()
+    assert server.fetch(["1", "new"]) == {"row": [-1, -1]} and len(server) == 2001 and dict(server.report) == dict(store.report)
+    for row in (-2, -3):
+        store.write(names, points, {"row": [row] * 2000})
+        store.finish()
+        if row == -2:
+            assert recall_of(server, points) >= 0.93 and recall_of(server, points, Comparison("row", "=", -2)) >= 0.93
+        else:
+            assert np.array_equal(server.vectors(names[:3]), points[:3])
+
+
 def test_nothing_is_printed_when_processes_that_read_images_are_forked(tmp_path: Path) -> None:
     # The child ends as a process of multiprocessing does. Threads of LanceDB do not exist in it, so a normal end may wait for them forever.
     code = "import os, sys, unimetric; unimetric.create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait() or os._exit(0)"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -25,6 +25,7 @@ from unimetric.stores._points import check_ids, check_points, check_queries, no_
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
 from unimetric.stores._where import Filter, Where, read_filter, to_text
 
+_Result = TypeVar("_Result")
 #: Version of the layout, in the metadata of the table.
 _FORMAT = 1
 _TABLE = "points"
@@ -148,17 +149,22 @@ class Lance(Store):
     def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         self._repeat(functools.partial(self._write_once, ids, vectors, columns))
 
-    def _repeat(self, change: Callable[[], None]) -> None:
-        """Change the table, and try again if another process has changed it in between."""
-        for attempt in range(_ATTEMPTS):
+    def _repeat(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of work on the table, and repeat it if others have changed it.
+
+        A change may conflict with another one, and `finish` removes the version of the table that others have opened.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                change()
-                return
+                return work()
             except Unavailable as error:
-                if "commit conflict" not in error.message or attempt == _ATTEMPTS - 1:
+                if not any(text in error.message for text in ("commit conflict", "Not found: ")) or attempt == _ATTEMPTS:
                     raise
             with self._errors():
                 self._table.checkout_latest()
+            self.report = MappingProxyType(self._read_report())
 
     def _write_once(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         import pyarrow as pa
@@ -191,7 +197,9 @@ class Lance(Store):
     def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         queries = check_queries(queries, k, self.dim)
         where = read_filter(where, self.columns)
-        text = None if where is None else _filter(where)
+        return self._repeat(functools.partial(self._search_once, queries, k, None if where is None else _filter(where)))
+
+    def _search_once(self, queries: Float[np.ndarray, "Q D"], k: int, text: str | None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         with self._errors():
             total = int(self._table.count_rows())
             rows = total if text is None else int(self._table.count_rows(text))
@@ -253,7 +261,9 @@ class Lance(Store):
 
     def _rows(self, ids: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
         """Return some columns of the points with these ids, in this order."""
-        ids = check_ids(ids)
+        return self._repeat(functools.partial(self._rows_once, check_ids(ids), names))
+
+    def _rows_once(self, ids: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         with self._errors():
             for top in range(0, len(ids), _IDS):
