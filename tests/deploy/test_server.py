@@ -238,6 +238,10 @@ def test_token(index: Path, live: Callable[..., str]) -> None:
         signed = client.post("/token", files={"token": (None, token)})
         assert token not in signed.headers["set-cookie"] and "HttpOnly" in signed.headers["set-cookie"]
         assert client.get("/info").status_code == 200
+        mine = client.cookies["unimetric_token"]
+    with httpx.Client(base_url=client.base_url, timeout=60) as client:  # cookies of other servers at this host
+        for cookies, status in ((f'a={{"b": 1}}; unimetric_token={mine}', 200), (f"unimetric_token={mine}; é[=]", 200), ("a=b", 401)):
+            assert client.get("/info", headers={"Cookie": cookies.encode()}).status_code == status, cookies
 
 
 def test_serve_rejects_open_addresses_without_token(index: Path, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.requests import cookie_parser
 
 COOKIE = "unimetric_token"
 #: Paths that show nothing of the index.
@@ -132,11 +133,9 @@ class Guard:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.token):
             return True
-        try:
-            cookie = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and hmac.compare_digest(cookie.value.encode("latin-1"), self.cookie)
+        # `SimpleCookie` reads nothing if a cookie of another server of this host has a character that it does not expect.
+        found = cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE, "")
+        return hmac.compare_digest(found.encode("latin-1"), self.cookie)
 
     def _limited(self, receive: Receive) -> Receive:
         end = asyncio.get_running_loop().time() + self.timeout
