@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from unimetric import Index
 from unimetric.cli import app
-from unimetric.deploy.watch import Reference, predict_recall, watch
+from unimetric.deploy.measuring import calibrate_index
+from unimetric.deploy.watch import Reference, open_curve, predict_recall, watch
 from unimetric.errors import UnimetricError
 from unimetric.geometry.frechet import frechet_distance
 
@@ -87,6 +89,19 @@ def test_watch_rejects_few_images(index: Path, tmp_path: Path) -> None:
         watch(index, tmp_path / "missing.csv", device="cpu")
     with pytest.raises(UnimetricError):
         watch(index, tmp_path / "nothing", device="cpu")
+
+
+def test_curve_has_the_version_that_was_measured(index: Path) -> None:
+    with Index.open(index, device="cpu") as opened:
+        before = opened.version
+
+        def change(done: int, total: int) -> None:
+            if done == total:
+                calibrate_index(Index.open(index, device="cpu"))
+
+        assert open_curve(opened, fit=True, progress=change)["version"] == before != opened.version
+    with Index.open(index, device="cpu") as opened:
+        assert open_curve(opened, fit=False, progress=None) is None
 
 
 def test_prediction_covers_measured_recall() -> None:

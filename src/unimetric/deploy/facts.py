@@ -76,6 +76,11 @@ class Facts:
         """Name of the folder or file of the model."""
         return MODEL if self.runtime == "torch" else f"{MODEL}.{self.runtime}"
 
+    @property
+    def version(self) -> str:
+        """Text that changes when the index has changed."""
+        return f"{self.weights[:12]}-{self.generation}"
+
     def write(self, folder: Path) -> None:
         """Write the file atomically."""
         values = asdict(self)

@@ -158,7 +158,7 @@ class Index:
         `refresh` then reads the new content.
         """
         facts = self.facts if self._stamp() == self._seen else Facts.read(self.path)
-        return f"{facts.weights[:12]}-{facts.generation}"
+        return facts.version
 
     def refresh(self) -> bool:
         """Read the index again if it has changed on disk. Return whether it has."""

@@ -270,13 +270,14 @@ def open_curve(index: Index, *, fit: bool, progress: Callable[[int, int], None] 
     file = index.path / CURVE
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
-        if held["version"] == index.version and len(held["excess"]) == len(held["recall"]) >= 4:
+        if held["version"] == index.facts.version and len(held["excess"]) == len(held["recall"]) >= 4:
             return dict(held)
     except (OSError, ValueError, KeyError, TypeError):
         pass  # there is none, or it is not whole
     if not fit:
         return None
-    found = fit_curve(index, progress=progress) | {"version": index.version}
+    # The index on disk may have changed since it was opened.
+    found = fit_curve(index, progress=progress) | {"version": index.facts.version}
     write_text(file, json.dumps(found, indent=1))
     return found
 
