@@ -36,7 +36,7 @@ pytest.importorskip("fastapi", reason="pip install 'unimetric[serve]'")
 
 from unimetric import Index  # noqa: E402
 from unimetric.cli import app  # noqa: E402
-from unimetric.deploy import building  # noqa: E402
+from unimetric.deploy import building, server  # noqa: E402
 from unimetric.deploy.batching import Batcher, Busy  # noqa: E402
 from unimetric.deploy.facts import Facts  # noqa: E402
 from unimetric.deploy.feedback import Feedback  # noqa: E402
@@ -450,6 +450,26 @@ def test_new_version_is_opened_without_a_failed_request(index: Path, colored: Pa
     assert info["images"] == 28 and info["version"] != before
     assert set(statuses) == {200}
     assert "unimetric_reloads_total 1.0" in httpx.get(f"{address}/metrics", timeout=60).text
+
+
+def test_new_version_is_opened_after_a_failure(index: Path, live: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    address, opened, failures = live(index), server.Gallery, []
+
+    def fail_once(*args: object) -> object:
+        if not failures:
+            failures.append(1)
+            raise RuntimeError("CUDA out of memory")
+        return opened(*args)  # type: ignore[arg-type]
+
+    before = httpx.get(f"{address}/info", timeout=60).json()["version"]
+    monkeypatch.setattr(server, "Gallery", fail_once)
+    facts = Facts.read(index)
+    replace(facts, generation=facts.generation + 1).write(index)
+    end = time.monotonic() + 20
+    while httpx.get(f"{address}/info", timeout=60).json()["version"] == before:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert failures
 
 
 def test_index_of_a_killed_update_is_served(

@@ -201,7 +201,7 @@ class Server:
             await asyncio.sleep(self.options.reload)
             try:
                 fresh = await asyncio.get_running_loop().run_in_executor(self.threads, self._open_new)
-            except UnimetricError as error:
+            except Exception as error:  # such as a GPU without memory for another model; the next check may succeed
                 if str(error) != failed:
                     _log.warning("the new version of the index was not opened: %s", error)
                 failed = str(error)
