@@ -122,6 +122,28 @@ def test_new_centers_if_the_points_have_doubled_and_other_programs_use_them(smal
     assert lists_of(store)["later"] == lists_of(store)["more 0"]
 
 
+def test_programs_that_compute_centers_at_once_use_the_same(small: None, postgres, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, points = filled(postgres.url, table)
+    other, reader = (create("stores", f"pgvector(url='{postgres.url}', table='{table}')", path="unused", dim=16) for _ in range(2))
+    draw = MODULE.draw_points
+
+    def draw_late(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(MODULE, "draw_points", draw)
+        other.finish()
+        reader.search(points[:1], 1)  # reads the centers of `other`
+        found, ids = draw(*args, **options)
+        return found[::-1].copy(), ids  # other centers
+
+    monkeypatch.setattr(MODULE, "draw_points", draw_late)
+    store.finish()
+    held = store._connect().execute(f"SELECT vector_send(center) FROM {store._lists} ORDER BY list", binary=True).fetchall()
+    centers = MODULE._matrix([row[0] for row in held], 16)
+    for each in (store, other, reader):
+        each.search(points[:1], 1)
+        assert np.array_equal(each._centers, centers)
+    assert recall_of(reader, points) >= 0.97
+
+
 def test_a_search_that_has_begun_uses_the_centers_of_its_beginning(small: None, postgres, table: str, monkeypatch) -> None:
     store, points = filled(postgres.url, table)
     store.finish()
@@ -132,7 +154,7 @@ def test_a_search_that_has_begun_uses_the_centers_of_its_beginning(small: None, 
 
     def order_late(queries: np.ndarray, centers: np.ndarray) -> np.ndarray:
         if not replaced:
-            replaced.append(other._make_lists(6000, 2))
+            replaced.append(other._make_lists(6000))
         return order(queries, centers)
 
     monkeypatch.setattr(MODULE, "_order_lists", order_late)

@@ -397,14 +397,14 @@ class Pgvector(Store):
             if self.report.get("changes") == self._changes() and (not indexed or is_tuned(self.report, self.recall)):
                 return
             if indexed and rows >= 2 * notes["trained"]:
-                self._make_lists(rows, notes["version"] + 1)
+                self._make_lists(rows)
             if indexed:
                 self._sort_points()
             changed = self._changes()  # before the tuning, which later writes are not part of
             settings = self._tune(rows) if indexed else {}
             self._note({"rows": rows, "changes": changed, "settings": settings})
 
-    def _make_lists(self, rows: int, version: int) -> None:
+    def _make_lists(self, rows: int) -> None:
         """Compute centers, and assign every point to the list of the nearest one."""
         count = round(math.sqrt(rows))
         sample, _ = draw_points(self._blocks, rows, number=_SAMPLE * count)
@@ -413,6 +413,8 @@ class Pgvector(Store):
         update = f"UPDATE {name} SET _list = new.list FROM unnest(%s::text[], %s::integer[]) AS new (id, list) WHERE _id = new.id"
         with self._transaction() as connection:
             connection.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")  # searches are answered, writes wait
+            notes = self._notes()  # another program may have computed centers meanwhile
+            version = notes["version"] + 1
             connection.execute(f"DELETE FROM {self._lists}")
             values = [(version, number, center) for number, center in enumerate(centers, 1)]
             connection.cursor().executemany(f"INSERT INTO {self._lists} VALUES (%s, %s, %s)", values)
@@ -421,7 +423,7 @@ class Pgvector(Store):
                 connection.execute(update, [[row[0] for row in page], lists])
             connection.execute(f"DROP INDEX IF EXISTS {index}")
             connection.execute(f"CREATE INDEX {index} ON {name} (_list)")
-            self._write_notes(self._notes() | {"version": version, "trained": rows, "report": {}})  # searches are exact until it is tuned
+            self._write_notes(notes | {"version": version, "trained": rows, "report": {}})  # searches are exact until it is tuned
         self._refresh()
 
     def _sort_points(self) -> None:
