@@ -398,6 +398,35 @@ def test_raw_backbone_is_a_row_with_a_note() -> None:
     assert [name for name, _, _ in table.rows] == ["loss=margin(beta=1.2)"] and table.notes == []
 
 
+def test_pretrained_backbone_has_one_result() -> None:
+    # Seeds hold out other validation classes, and one study has another metric.
+    raws = [{"test/recall(k=1)": 0.55, "validation/recall(k=1)": 0.5 + 0.1 * seed} for seed in range(3)]
+    every = [replace(record(str(seed), seed=seed), raw=raw) for seed, raw in enumerate(raws)]
+    (table,) = results(methods(every))
+    assert [(name, seeds, cells[0].mean, cells[0].half) for name, seeds, cells in table.rows][-1] == ("raw backbone", 0, "55.00", "")
+    other = record("other", epochs=3)
+    best = other.best | {"test/nmi": 0.7, "lower_is_better": ["nmi"]}
+    (table,) = results(methods([*every, replace(other, best=best, raw=raws[0] | {"test/nmi": 0.6})]))
+    name, seeds, cells = table.rows[-1]
+    assert (name, seeds) == ("raw backbone", 0)
+    assert dict(zip(table.metrics, [cell.mean for cell in cells], strict=True)) == {
+        "recall(k=1)": "55.00",
+        "spectral_decay": "",
+        "nmi": "60.00",
+    }
+
+
+def test_methods_of_one_label_are_distinguished() -> None:
+    every = [
+        replace(record(f"{epochs} {seed}", epochs=epochs, seed=seed), labels={"method": "Margin"})
+        for epochs in (20, 200)
+        for seed in (0, 1)
+    ]
+    assert [(method.name, len(method.runs)) for method in methods(every)] == [("Margin, epochs=20", 2), ("Margin, epochs=200", 2)]
+    split = [replace(each, settings=each.settings | {"split": "few_shot"}) for each in every[:2]]
+    assert [method.name for method in methods([*split, *every[2:]])] == ["Margin", "Margin"]  # in two tables
+
+
 def test_results_leave_missing_metrics_empty() -> None:
     without = replace(record("b", loss="arcface"), best={"epoch": 1, "test/recall(k=1)": 0.7})
     (table,) = results(methods([record("a"), without]))

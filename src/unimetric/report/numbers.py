@@ -82,7 +82,22 @@ def methods(records: list[Record]) -> list[Method]:
         if not name and by_folder:
             name = runs[0].folder.name
         found.append(Method(name or _settings_name(runs[0], differ), runs))
-    return found
+    return _with_distinct_names(found)
+
+
+def _with_distinct_names(found: list[Method]) -> list[Method]:
+    """Add the settings that differ to the names of methods with one name, dataset and split.
+
+    Two studies, or a study before and after a change of its file, may use one label for different settings.
+    """
+    same: dict[tuple[Any, str], list[Record]] = defaultdict(list)
+    for method in found:
+        same[method.task, method.name].append(method.runs[0])
+    distinct = []
+    for method in found:
+        differ = _differing(same[method.task, method.name])
+        distinct.append(replace(method, name=f"{method.name}, {_settings_name(method.runs[0], differ)}") if differ else method)
+    return distinct
 
 
 def _has_chosen_folder(runs: list[Record]) -> bool:
@@ -123,24 +138,35 @@ def raw_backbones(here: list[Method]) -> list[Method]:
     """Return the backbones of some methods before training, as methods.
 
     A method has one run per distinct result. Pretrained weights have one result. Random ones have one per
-    seed.
+    seed. Runs with equal values of the metrics that they share have one result, with the metrics of all of them.
 
     Args:
         here: Methods on one dataset and split.
     """
-    known: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    known: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for run in (run for method in here for run in method.runs if run.raw):
-        key = str(run.settings.get("backbone", "")), str(run.settings.get("transform", ""))
-        best = run.raw | {"lower_is_better": run.best.get("lower_is_better", [])}
-        known[key].setdefault(json.dumps(run.raw, sort_keys=True), replace(run, best=best))
+        some = known[str(run.settings.get("backbone", "")), str(run.settings.get("transform", ""))]
+        # Seeds hold out other validation classes, so their values are no other result.
+        raw = {key: value for key, value in run.raw.items() if not key.startswith("validation/")}
+        lower = run.best.get("lower_is_better", [])
+        same = next((each for each in some if _agree(each.best, raw)), None)
+        if same is None:
+            some.append(replace(run, best=raw | {"lower_is_better": lower}))
+        else:
+            same.best.update(raw, lower_is_better=[*same.best["lower_is_better"], *lower])
     backbones = [backbone for backbone, _ in known]
     found = []
     for (backbone, transform), runs in known.items():
         name = "raw backbone" if len(known) == 1 else f"raw {backbone}"
         if backbones.count(backbone) > 1:
             name += f", {transform}"
-        found.append(Method(name, list(runs.values())))
+        found.append(Method(name, runs))
     return found
+
+
+def _agree(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Return whether two results have the same value of every metric that both have."""
+    return all(json.dumps(first[key]) == json.dumps(second[key]) for key in first.keys() & second.keys())
 
 
 def measured(found: list[Method]) -> list[str]:
