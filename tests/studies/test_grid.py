@@ -35,6 +35,10 @@ def test_expand_keeps_tables_together() -> None:
     assert [run.labels["method"] for run in runs] == ["M", "M", "multi_similarity", "multi_similarity"]
 
 
+def test_expand_names_the_value_without_a_component() -> None:
+    assert [run.labels for run in expand({"adapter": ["", "lora"]})] == [{"adapter": "none"}, {"adapter": "lora"}]
+
+
 def test_expand_varies_metrics_as_lists_of_lists() -> None:
     assert len(expand({"metrics": ["recall(k=1)", "nmi"]})) == 1
     runs = expand({"metrics": [["recall(k=1)"], ["nmi"]]})

@@ -136,7 +136,8 @@ def _row(axis: str, row: dict[str, Any], number: int, place: str) -> Iterator[tu
 
 
 def _text(value: Any) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return the label of a value. No component, as in `miner = ["", "semihard"]`, is "none"."""
+    return ("; ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
 
 
 def read_grid(path: str | Path, /, **overrides: Any) -> list[Run]:
