@@ -119,7 +119,7 @@ def evaluate(
         embeddings = embed_all(fabric, config, model, table.take(rows), progress=progress)
     names = [table.class_names[label] for label in table.labels[rows]]
     if save is not None:
-        _save(Path(save), embeddings, table.take(rows), names)
+        _save(Path(save), embeddings, table.take(rows), names, geometry)
     if duplicates:
         _warn(describe_duplicates(table, rows[table.query[rows]], split.train, progress=progress) if part != "train" else "")
     space = space_of(embeddings, table, rows, loss=loss, geometry=config.geometry)
@@ -132,10 +132,11 @@ def evaluate(
     return numbers
 
 
-def _save(path: Path, embeddings: Tensor, table: Table, names: list[str]) -> None:
+def _save(path: Path, embeddings: Tensor, table: Table, names: list[str], geometry: str) -> None:
     """Write embeddings and the table of their images to an `.npz` file.
 
-    The file has their labels, roles and groups, and the names and paths of the images.
+    The file has their labels, roles, groups and datasets, the names and paths of the images, and the geometry and group rule of
+    the evaluation.
     """
     write_arrays(
         path.with_name(path.name.removesuffix(".npz") + ".npz"),
@@ -144,6 +145,9 @@ def _save(path: Path, embeddings: Tensor, table: Table, names: list[str]) -> Non
         query=table.query,
         gallery=table.gallery,
         group=table.group,
+        group_rule=np.array(table.group_rule),
+        dataset=np.array(table.source_names)[table.source],
+        geometry=np.array(geometry),
         names=np.array(names),
         paths=np.array(table.paths),
     )
@@ -241,12 +245,14 @@ def evaluate_file(
 
     Args:
         path: `.npz` file with `embeddings` (N, D), `labels` (N,), and optionally the masks `query` and `gallery` (N,), the groups
-            `group` (N,) (integers, -1 for none, or names) and the class names `names` (N,).
+            `group` (N,) (integers, -1 for none, or names), the dataset names `dataset` (N,), the class names `names` (N,), and the
+            texts `geometry` and `group_rule`.
         metrics: Metric spec strings. Defaults to recall@1.
         rerank: Whether neighbors are re-ranked by k-reciprocal encoding first.
         level: Level of confidence intervals, such as 0.95; 0 for none.
-        geometry: `cosine` (default), `euclidean` or `inner`.
-        group_rule: Gallery images of its group that a query does not find: `class` (default), `group` or `none`.
+        geometry: `cosine`, `euclidean` or `inner`. Defaults to that of the file, or `cosine`.
+        group_rule: Gallery images of its group that a query does not find: `class`, `group` or `none`. Defaults to that of the file,
+            or `class`.
         per_class: Callback with the recall@1 of each class, hardest first.
 
     Returns:
@@ -271,11 +277,14 @@ def evaluate_file(
         raise UnimetricError(f"{path}: some `labels` are not a number", "remove the rows without a label")
     labels = np.unique(arrays["labels"], return_inverse=True)[1]  # labels may be strings
     embeddings = torch.from_numpy(arrays["embeddings"].astype(np.float32))  # from any byte order
-    points, options = place(embeddings, None, geometry)
+    points, options = place(embeddings, None, geometry or str(arrays.get("geometry", "")))
     roles: dict[str, Any] = {key: arrays.get(key) for key in ("query", "gallery", "group")}
     if roles["group"] is not None and roles["group"].dtype.kind == "U":
         roles["group"] = np.unique(roles["group"], return_inverse=True)[1]
-    space = Space(points, torch.from_numpy(labels), group_rule=group_rule or "class", **roles, **options)
+    if "dataset" in arrays:
+        datasets, roles["source"] = np.unique(arrays["dataset"], return_inverse=True)
+        roles["source_names"] = datasets if all(datasets) else ()
+    space = Space(points, torch.from_numpy(labels), group_rule=group_rule or str(arrays.get("group_rule", "class")), **roles, **options)
     own = arrays.get("names", arrays["labels"])
     names = list(map(str, own if own.shape == arrays["labels"].shape else arrays["labels"]))
     return numbers_of(space, list(metrics or ("recall(k=1)",)), rerank=rerank, level=level, names=names, per_class=per_class)
