@@ -90,3 +90,15 @@ def test_shots_reject_other_splits(adapters: Path, tmp_path: Path) -> None:
     with pytest.raises(UnimetricError, match="has no `shots`"):
         few_shot_curves([adapters], tmp_path / "shots.png")
     assert not (tmp_path / "shots.png").exists()
+
+
+def test_seeds_alone_are_averaged(universal: dict[str, Any], scripts: Any, tmp_path: Path) -> None:
+    heads = universal | {"head": ["linear(dim=2)", "linear(dim=4)"]}
+    study = train_study(tmp_path / "heads", **heads, adapter="linear_probe")
+    with pytest.raises(UnimetricError, match=r"would be averaged with .*`head = 'linear"):
+        component_sizes([study], tmp_path / "components.png")
+    datasets = [f"pack(path='{scripts(block)}')" for block in ("armenian", "shapes")]
+    several = universal | {"dataset": datasets, "split": "few_shot(shots=2)", "metrics": ["recall(k=1)"]}
+    study = train_study(tmp_path / "datasets", **several, adapter="linear_probe")
+    with pytest.raises(UnimetricError, match=r"would be averaged with .*`dataset = "):
+        few_shot_curves([study], tmp_path / "shots.png")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import judging_metrics, read_finished
+from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
 from unimetric.errors import UnimetricError
 from unimetric.spec import complete_arguments
 
@@ -32,11 +32,13 @@ def component_sizes(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
     found = read_finished(runs)
     names = judging_metrics(found, metrics)
     values: dict[str, dict[int, dict[int, list[float]]]] = {name: {} for name in names}
+    first: dict[tuple[int, int], FinishedRun] = {}
     for run in found:
         if not run.config.adapter:
             raise UnimetricError(f"{run.folder}: the run has no adapter", "name runs of `puma`, `stochastic_adapter` or `linear_probe`")
         arguments = complete_arguments("adapters", run.config.adapter)
         rank, length = (int(arguments.get(key, 0)) for key in ("rank", "length"))
+        check_same_method(run, first.setdefault((length, rank), run))
         for name in names:
             values[name].setdefault(length, {}).setdefault(rank, []).append(run.values[name])
     means = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import judging_metrics, read_finished
+from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
 from unimetric.errors import UnimetricError
 from unimetric.spec import complete_arguments
 
@@ -32,13 +32,15 @@ def few_shot_curves(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
     found = read_finished(runs)
     names = judging_metrics(found, metrics)
     values: dict[str, dict[str, dict[int, list[float]]]] = {name: {} for name in names}
+    first: dict[tuple[str, int], FinishedRun] = {}
     for run in found:
         arguments = complete_arguments("splits", run.config.split, seed=0)
         if "shots" not in arguments:
             raise UnimetricError(f"{run.folder}: `split = {run.config.split!r}` has no `shots`", "name runs of `few_shot(shots=...)`")
-        count = int(arguments["shots"])
+        count, method = int(arguments["shots"]), run.name({"shots"})
+        check_same_method(run, first.setdefault((method, count), run))
         for name in names:
-            values[name].setdefault(run.name({"shots"}), {}).setdefault(count, []).append(run.values[name])
+            values[name].setdefault(method, {}).setdefault(count, []).append(run.values[name])
     means = {
         name: {method: {count: float(np.mean(counts[count])) for count in sorted(counts)} for method, counts in methods.items()}
         for name, methods in values.items()
