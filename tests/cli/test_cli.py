@@ -532,6 +532,12 @@ def test_pack_quality_has_one_default() -> None:
     assert quality.default == QUALITY == inspect.signature(write).parameters["quality"].default
 
 
+def test_ensemble_accepts_folders_with_equals_signs(refused, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1").mkdir()
+    refused("ensemble", "lr=0.1", says="lr=0.1: not a run folder")
+
+
 def test_rejects_options_without_effect(refused, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("seed = [0, 1]")
     for words in (["--gpus", "0.5"], ["--cpus", "2"]):

@@ -45,6 +45,8 @@ def test_split_train_adapt_shift_transfer(typed, tmp_path):
     assert code == 0 and "gain/recall(k=1)" in said and (tmp_path / "run2" / "adapt_2_shots.json").exists()
     code, said = typed("shift", "run1", "run2", "f.npz", "--splits", "splits.json", "--dataset", data)
     assert code == 0 and said.count("AGS") == 2 and (tmp_path / "shift.png").exists()
+    distances = json.loads((tmp_path / "shift.json").read_text())["methods"]["f"]["distances"]
+    assert all(f"{distance:.4g}: " in said for distance in distances)  # features of a small network are near to each other
     code, said = typed("transfer", "run1", "run2", "--to", data, "--out", "transfer.json")
     assert code == 0 and len(json.loads((tmp_path / "transfer.json").read_text())) == 2
 

@@ -336,7 +336,7 @@ def shift(
     _write_json(out, report)
     for name, method in report["methods"].items():
         for metric, scores in method["scores"].items():
-            curve = "  ".join(f"{distance:.1f}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
+            curve = "  ".join(f"{distance:.4g}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
             area = f"  AGS {method['ags'][metric]:.4f}" if method["ags"] else ""
             if spread := method["ags_spread"][metric]:
                 area += f" ({spread['low']:.4f} to {spread['high']:.4f}, {spread['seeds']} seeds)"
@@ -371,8 +371,9 @@ def ensemble(
     from unimetric.runs.display import Display
 
     check_outputs(out)
-    overrides = read_overrides([word for word in runs if "=" in word], ensemble)
-    places = select_runs([word for word in runs if "=" not in word], _read_labels(label or []))
+    folders = [word for word in runs if "=" not in word or Path(word).is_dir()]
+    overrides = read_overrides([word for word in runs if word not in folders], ensemble)
+    places = select_runs(folders, _read_labels(label or []))
     with Display() as display:
         numbers = run(places, metrics=_specs(metrics), normalise=normalize, progress=partial(display.step, "embedding"), **overrides)
         for line in _result_lines(numbers, []):
