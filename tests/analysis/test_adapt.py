@@ -1,6 +1,6 @@
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -288,6 +288,24 @@ def test_few_shot_study_over_runs(runs, tmp_path, monkeypatch):
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0 and "3 shots, triplet: gain of recall(k=1)" in shown.output, shown.output
     assert (folder / "few_shot.json").exists() and (folder / "few_shot_4.png").stat().st_size > 1000
+
+
+def test_few_shot_study_has_the_spread_over_seeds(runs, tmp_path, monkeypatch):
+    for number in (1, 2):
+        config = load(runs / f"margin_{number}" / "config.toml")
+        for seed in (0, 1):
+            folder = tmp_path / f"{number}_{seed}"
+            folder.mkdir()
+            (folder / "config.toml").write_text(replace(config, seed=seed).dump())
+            (folder / "done").touch()
+
+    def adapt_to(folder, **_):
+        number, seed = map(int, folder.name.split("_"))
+        return {"summary": {f"{part}/nmi": (0.1 * number + seed, 0.0) for part in ("zero", "few", "gain")}}
+
+    monkeypatch.setattr("unimetric.analysis.few_shot.adapt", adapt_to)
+    spread = adapt_study(study_runs(tmp_path), shots=[3], metrics=["nmi"])["3"]["margin"]["ags_spread"]["few/nmi"]
+    assert (spread["seeds"], spread["low"], spread["high"]) == (2, pytest.approx(0.15), pytest.approx(1.15))
 
 
 def test_few_shot_study_adapts_again_with_other_settings(runs, tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def adapt_study(
         points: Points = {}
         for folder in configs:
             result = _stored(folder, count, keys, settings) or adapt(folder, shots=count, metrics=metrics, **settings)
-            values = {key: mean for key, (mean, _) in result["summary"].items()}
+            values = {key: mean for key, (mean, _) in result["summary"].items()} | {"seed": float(configs[folder].seed)}
             points.setdefault(names[folder], {}).setdefault(numbers[folder], []).append(values)
             done += 1
             if progress is not None:
