@@ -153,7 +153,7 @@ class Ledger:
         problems: list[tuple[str, str]] = []
         latest = ""
 
-        def rows() -> Iterator[tuple[int, str, int, int, str | None, bytes | None]]:
+        def rows() -> Iterator[list[Any]]:
             nonlocal latest
             for file in listing:
                 latest, what = file.id, "its name"
@@ -165,8 +165,7 @@ class Ledger:
                 except UnicodeEncodeError:
                     problems.append((file.id, f"{what} is not UTF-8"))
                     continue
-                folder, name = split_id(file.id)
-                yield self._folder(folder), name, file.size, file.mtime, text, hash_
+                yield [*self._place(file.id), file.size, file.mtime, text, hash_]
 
         with self.transaction():
             try:
@@ -223,25 +222,19 @@ class Ledger:
         They are marked until they are recorded or forgotten. No file has the size of a mark, which is -2 for images that
         the store did not hold before.
         """
-        with self.transaction():
-            for id_ in ids:
-                folder, name = split_id(id_)
-                self._base.execute(
-                    "insert into files values (?, ?, -2, -1, null, null, null) on conflict do update "
-                    "set size = case when reason is null and size <> -2 then -3 else -2 end, "
-                    "mtime = -1, digest = null, columns = null, reason = null",
-                    (self._folder(folder), name),
-                )
+        self._change(
+            "insert into files values (?, ?, -2, -1, null, null, null) on conflict do update "
+            "set size = case when reason is null and size <> -2 then -3 else -2 end, "
+            "mtime = -1, digest = null, columns = null, reason = null",
+            ((id_,) for id_ in ids),
+        )
 
     def mark_columns(self, works: Sequence[Work]) -> None:
         """Store that columns of images are about to be written.
 
         No columns have the digest of a mark.
         """
-        with self.transaction():
-            for work in works:
-                folder, name = split_id(work.id)
-                self._base.execute("update files set columns = x'' where folder = ? and name = ?", (self._folder(folder), name))
+        self._change("update files set columns = x'' where folder = ? and name = ?", ((work.id,) for work in works))
 
     def record(self, done: Sequence[tuple[Work, bytes | None, str | None, int]]) -> None:
         """Store what was read.
@@ -250,18 +243,12 @@ class Ledger:
             done: For each file its listing, the digest of its content, why it could not be read (None if it could), and the time
                 to store for it.
         """
-        with self.transaction():
-            for work, digest, reason, mtime in done:
-                folder, name = split_id(work.id)
-                row = (self._folder(folder), name, work.size, mtime, digest, work.hash, reason)
-                self._base.execute("insert or replace into files values (?, ?, ?, ?, ?, ?, ?)", row)
+        rows = ((work.size, mtime, digest, work.hash, reason, work.id) for work, digest, reason, mtime in done)
+        self._change("insert or replace into files (size, mtime, digest, columns, reason, folder, name) values (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def record_columns(self, works: Sequence[Work]) -> None:
         """Store that the columns of images were written."""
-        with self.transaction():
-            for work in works:
-                folder, name = split_id(work.id)
-                self._base.execute("update files set columns = ? where folder = ? and name = ?", (work.hash, self._folder(folder), name))
+        self._change("update files set columns = ? where folder = ? and name = ?", ((work.hash, work.id) for work in works))
 
     def size(self) -> int:
         """Return the number of files that were read, those that could not be read among them."""
@@ -269,10 +256,20 @@ class Ledger:
 
     def forget(self, ids: Sequence[str]) -> None:
         """Remove files that are gone."""
+        self._change("delete from files where folder = ? and name = ?", ((id_,) for id_ in ids))
+
+    def _change(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run a statement for each row, which ends with an id.
+
+        The folder and the name of the id are its last two parameters.
+        """
         with self.transaction():
-            for id_ in ids:
-                folder, name = split_id(id_)
-                self._base.execute("delete from files where folder = ? and name = ?", (self._folder(folder), name))
+            self._base.executemany(statement, (values + self._place(id_) for *values, id_ in rows))
+
+    def _place(self, id_: str) -> list[Any]:
+        """Return the number of the folder of an id, and its name."""
+        folder, name = split_id(id_)
+        return [self._folder(folder), name]
 
     def unreadable(self) -> Iterator[tuple[str, str]]:
         """Yield id and reason of every file that could not be read."""
