@@ -150,6 +150,14 @@ class RunConfig:
         """Return all settings as TOML."""
         return "".join(f"{key} = {to_toml(value)}\n" for key, value in asdict(self).items())
 
+    def first_difference(self, other: RunConfig, apart: str) -> str:
+        """Return the first setting that differs, or nothing.
+
+        `apart` and settings of the execution are not compared.
+        """
+        compared = (each.name for each in fields(self) if each.name not in NO_RESULT | {apart})
+        return next((key for key in compared if getattr(self, key) != getattr(other, key)), "")
+
 
 #: Settings of the execution and logging of a run, which do not change its results.
 NO_RESULT = {"device", "strategy", "evaluate_batch", "residence", "workers", "logger", "checkpoint_every"}

@@ -222,12 +222,11 @@ def _remove_run(folder: Path) -> None:
 def _check_same_settings(config: RunConfig, folder: Path) -> None:
     """Raise an error unless the run of a folder has the same settings, or fewer epochs."""
     other = load(folder / "config.toml")
-    mine, theirs = asdict(config), asdict(other)
-    for key in mine:
-        if key not in NO_RESULT | {"epochs"} and mine[key] != theirs[key]:
-            raise UnimetricError(
-                f"{folder}: contains another run ({key} = {theirs[key]!r}, not {mine[key]!r})", "choose another --out, or remove the folder"
-            )
+    if key := config.first_difference(other, "epochs"):
+        raise UnimetricError(
+            f"{folder}: contains another run ({key} = {getattr(other, key)!r}, not {getattr(config, key)!r})",
+            "choose another --out, or remove the folder",
+        )
     if config.epochs != other.epochs:
         _check_longer(config, other, folder)
 

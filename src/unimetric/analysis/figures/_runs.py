@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unimetric.analysis.few_shot import study_runs
 from unimetric.analysis.shift import finished_config, method_names, warn_of_untrained
-from unimetric.config import NO_RESULT, RunConfig, better
+from unimetric.config import RunConfig, better
 from unimetric.errors import UnimetricError, closest
 from unimetric.runs.folder import read_done
 from unimetric.spec import parse
@@ -105,13 +105,12 @@ def read_labels(path: Path) -> dict[str, dict[str, str]]:
 
 def check_same_method(run: FinishedRun, other: FinishedRun) -> None:
     """Raise an error if two runs, whose values are averaged, differ in more than the seed."""
-    mine, theirs = asdict(run.config), asdict(other.config)
-    for key in mine:
-        if key not in NO_RESULT | {"seed"} and mine[key] != theirs[key]:
-            raise UnimetricError(
-                f"{run.folder}: would be averaged with {other.folder}, but has `{key} = {mine[key]!r}` instead of {theirs[key]!r}",
-                f"name runs with one `{key}`",
-            )
+    if key := run.config.first_difference(other.config, "seed"):
+        mine, theirs = getattr(run.config, key), getattr(other.config, key)
+        raise UnimetricError(
+            f"{run.folder}: would be averaged with {other.folder}, but has `{key} = {mine!r}` instead of {theirs!r}",
+            f"name runs with one `{key}`",
+        )
 
 
 def judging_metrics(runs: Sequence[FinishedRun], wanted: Sequence[str] = ()) -> list[str]:
