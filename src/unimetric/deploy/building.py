@@ -130,7 +130,8 @@ def _spec_with_absolute_paths(text: str) -> str:
     if "parts" in written:
         written["parts"] = [_spec_with_absolute_paths(part) for part in written["parts"]]
     for key, value in complete_arguments("datasets", text).items():
-        if key in ("root", "path", "shards") or (key == "file" and name == "csv"):  # others are relative to these
+        located = key in ("root", "path", "shards") or (key == "file" and name == "csv")  # others are relative to these
+        if located and isinstance(value, str):  # a dataset of another package may default to None
             written[key] = make_absolute(value if key == "path" else place_file(value))
     return text_of(name, written)
 
