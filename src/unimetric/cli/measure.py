@@ -46,7 +46,7 @@ def evaluate(
     rerank: Annotated[bool, typer.Option("--rerank", help="k-reciprocal re-ranking of the neighbors.")] = False,
     level: Annotated[float, typer.Option(help="Level of confidence intervals, such as 0.95; 0 for none.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
-    save: Annotated[Path | None, typer.Option(help=".npz file for embeddings, labels, class names and paths.")] = None,
+    save: Annotated[Path | None, typer.Option(help=".npz file for embeddings, labels, names, paths and geometry.")] = None,
     explain: Annotated[bool, typer.Option(help="Explanation of each metric.")] = False,
     per_class: Annotated[bool, typer.Option("--per-class", help="Recall@1 of each class: the hardest, and all in the JSON file.")] = False,
     duplicates: Annotated[bool, typer.Option("--duplicates", help="Warning about near-duplicates of queries in training.")] = False,
