@@ -87,14 +87,14 @@ def embed(
 def _check_repeated(first: Float[Tensor, "B D"], again: Float[Tensor, "B D"]) -> None:
     """Raise an error if embeddings of the same images differ by more than rounding.
 
-    An H200 that several programs shared with NVIDIA MPS returned wrong embeddings of a ViT, mostly without NaN: recall@1 of CUB200 was
-    51 instead of 85. The cause is unknown.
+    An H200 that several programs shared sometimes returned wrong embeddings of a ViT, mostly without NaN: recall@1 of CUB200 was 51
+    instead of 85. This happened often with NVIDIA MPS, and in one of 54 runs without it. The cause is unknown.
     """
     far = (again - first).norm(dim=1) > 0.1 * first.norm(dim=1)
     if far.any() or again.isfinite().all() != first.isfinite().all():
         raise UnimetricError(
             "the GPU has computed different embeddings of the same images",
-            "run fewer programs on it at once, without NVIDIA MPS; a model must not draw random numbers in evaluation",
+            "run it again, with fewer programs on the GPU and without NVIDIA MPS; a model must not draw random numbers in evaluation",
         )
 
 
