@@ -179,6 +179,21 @@ def test_search_equals_brute_force(index: Index, images: Path) -> None:
     assert np.allclose(index.search_vectors(query, 5)[1], -np.sort(-scores, axis=1)[:, :5], atol=1e-6)
 
 
+def test_search_repeats_if_a_hit_is_deleted_meanwhile(index: Index, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = index.embed([index.image_path(next(index.store.scan())[0][0])])
+    before = [hit.id for hit in index.search_hits(query, 3)[0]]
+    search = index.store.search
+
+    def search_and_delete(*arguments: Any) -> Any:
+        found = search(*arguments)
+        index.store.delete(before[:1])  # as another program does
+        return found
+
+    monkeypatch.setattr(index.store, "search", search_and_delete)
+    found = [hit.id for hit in index.search_hits(query, 3)[0]]
+    assert found[:2] == before[1:] and len(found) == 3
+
+
 def test_index_opens_without_the_run(run: Path, images: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(run, tmp_path / "gone"))
     first = Index.create(moved, images, tmp_path / "my.index", workers=0)

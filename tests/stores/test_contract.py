@@ -267,6 +267,24 @@ def test_several_writers_lose_nothing(opened: Open) -> None:
     assert len(first) == len(opened()) == 400
 
 
+def test_threads_read_one_store_at_once(opened: Open, gallery) -> None:
+    ids, vectors, columns = gallery
+    store = opened()
+    store.write(ids, vectors, columns)
+    names, kinds = ids[:40], dict(store.columns)
+
+    def read(number: int) -> None:
+        for row in range(number, 40, 4):
+            found, _ = store.search(vectors[row : row + 1], 1, "rank >= 0")
+            assert found.tolist() == [[ids[row]]] and len(store) == len(ids) and store.columns == kinds
+            assert store.fetch(names[row:])["rank"] == columns["rank"][row:40]
+            assert (store.vectors(names[:row]) == vectors[:row]).all()
+            assert sum(len(some) for some, _, _ in store.scan(500)) == len(ids)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+
+
 def test_wrong_points_change_nothing(opened: Open) -> None:
     store, points = opened(), clustered(3, DIM)
     store.write(["a", "b"], points[:2], {"size": [1, 2]})

@@ -52,7 +52,7 @@ class Gallery:
     """
 
     def __init__(self, index: Index, embedder: Any = None) -> None:
-        self.index, self.version = index, index.facts.version
+        self.index, self.version, self.count = index, index.facts.version, len(index)
         self.embedder = index.embedder if embedder is None else embedder
         if embedder is None:  # the first pass of a model is slow, so no request waits for it
             self.embedder.embed_images([np.zeros((32, 32, 3), np.uint8)])

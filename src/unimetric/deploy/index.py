@@ -14,6 +14,7 @@ N images, D dimensions, Q queries.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,12 +27,15 @@ from jaxtyping import Float
 
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
 from unimetric.deploy.facts import FACTS, STORE, Facts, read_thresholds, read_unreadable
-from unimetric.errors import UnimetricError, closest
+from unimetric.errors import NotFound, UnimetricError, closest
 from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
 from unimetric.stores._where import Filter, Where, read_filter
+
+#: Attempts of a search while another program deletes images.
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -283,9 +287,15 @@ class Index:
         queries = list(images) if several else [images]
         self.find(where)  # a wrong filter is reported before the model is loaded
         k = min(k, max(len(self), 1))  # the arrays of a search have k columns
-        ids, scores = self.search_vectors(self.embed(queries), k, where) if queries else (np.empty((0, k), object), np.empty((0, k)))
-        found = self.hits(ids, scores)
+        found = self.search_hits(self.embed(queries), k, where) if queries else []
         return found if several else found[0]
+
+    def search_hits(self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: Filter = None) -> list[list[Hit]]:
+        """Return the nearest images of raw embeddings with paths and columns. For arguments, see `search_vectors`."""
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(NotFound):  # another program has deleted a hit before its columns were read
+                return self.hits(*self.search_vectors(vectors, k, where))
+        return self.hits(*self.search_vectors(vectors, k, where))
 
     def hits(self, ids: np.ndarray, scores: np.ndarray) -> list[list[Hit]]:
         """Return the results of `search_vectors` with paths and columns."""

@@ -139,7 +139,7 @@ def answer_questions(questions: Sequence[Question]) -> list[list[Any] | Exceptio
         index = questions[rows[0]].gallery.index
         try:
             stacked = torch.stack([torch.as_tensor(vectors[row]) for row in rows]).numpy()
-            found = index.hits(*index.search_vectors(stacked, k, where or None))
+            found = index.search_hits(stacked, k, where or None)
         except UnimetricError as error:
             for row in rows:  # one by one, because an embedding that is zero must not fail other searches
                 alone = [replace(questions[row], crop=None, vector=vectors[row])]
@@ -169,7 +169,7 @@ class Server:
         self.feedback = None if options.feedback is None else Feedback(options.feedback)
         if self.feedback is not None:
             self.feedback.check()
-        self.metrics.images.set(len(index))
+        self.metrics.images.set(self.gallery.count)
         self.threads = ThreadPoolExecutor(max(2, count_cores()), "images")
         self.batcher: Batcher[Question, list[Any]] = Batcher(
             answer_questions, batch=options.batch, wait=options.wait, queue=options.queue, observe=self.metrics.batch.observe
@@ -208,7 +208,7 @@ class Server:
                 continue
             if fresh is not None:
                 old, self.gallery, failed = self.gallery, fresh, ""
-                self.metrics.images.set(len(fresh.index))
+                self.metrics.images.set(fresh.count)
                 self.metrics.reloads.inc()
                 old.retire()
 
@@ -236,10 +236,10 @@ class Server:
         """
         begun = time.perf_counter()
         with self.gallery.used() as gallery:
-            gallery.index.find(where or None)  # a wrong filter costs no decoding
             question = Question(gallery, k, where)
 
             def prepare() -> Question:
+                gallery.index.find(where or None)  # a wrong filter costs no decoding
                 if read is None:
                     return Question(gallery, k, where, vector=gallery.stored(id_), exclude=id_)
                 return Question(gallery, k, where, crop=crop_upload(read(), gallery.embedder.view, self.options.pixels))
@@ -491,8 +491,8 @@ def _add_images(app: FastAPI, server: Server) -> None:
     @app.get("/info", summary="Size, columns and threshold of the index")
     async def info() -> JSONResponse:
         with server.gallery.used() as gallery:
-            columns = await server.run(lambda: gallery.columns)
-            count, limit = len(gallery.index), gallery.index.thresholds
+            columns, count = await server.run(lambda: (gallery.columns, len(gallery.index)))
+            limit = gallery.index.thresholds
         found = {"name": server.path.name, "version": gallery.version, "images": count, "columns": columns}
         limits = {"upload": server.options.upload, "pixels": server.options.pixels}
         limit_ = None if limit is None else {"threshold": limit["threshold"], "fpr": limit["fpr"]}

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -87,6 +88,7 @@ class Pgvector(Store):
         self._url = _read_url(url)
         self._place = _describe(self._url, table)
         self._open_connection: Any = None
+        self._lock = threading.RLock()  # threads that share the connection would receive rows and transactions of each other
         self.report: Mapping[str, Any] = MappingProxyType({})
         self._version, self._centers = 0, np.zeros((0, dim), np.float32)
         with self._errors():
@@ -188,13 +190,14 @@ class Pgvector(Store):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert errors of PostgreSQL, whose first line says what happened."""
+        """Use the connection alone, and convert errors of PostgreSQL, whose first line says what happened."""
         try:
             import psycopg
         except ImportError:
             raise UnimetricError("the store `pgvector` needs psycopg", "pip install 'unimetric[pgvector]'") from None
         try:
-            yield
+            with self._lock:
+                yield
         except psycopg.Error as error:
             text = str(error).strip().partition("\n")[0][:300]
             hint = "check the server and its logs"
@@ -381,10 +384,14 @@ class Pgvector(Store):
 
     def scan(self, batch: int = 4096) -> Iterator[tuple[list[str], Float[np.ndarray, "N D"], dict[str, list[Any]]]]:
         names = list(self.columns)
-        with self._errors():
-            for rows in self._pages(names, None, batch):
-                columns = {name: [row[number] for row in rows] for number, name in enumerate(names, 2)}
-                yield [row[0] for row in rows], _matrix([row[1] for row in rows], self.dim), columns
+        pages = self._pages(names, None, batch)
+        while True:
+            with self._errors():
+                rows = next(pages, [])
+            if not rows:
+                return
+            columns = {name: [row[number] for row in rows] for number, name in enumerate(names, 2)}
+            yield [row[0] for row in rows], _matrix([row[1] for row in rows], self.dim), columns
 
     # --- Finishing ----------------------------------------------------------------------------------------
 
