@@ -9,7 +9,7 @@ from typing import Any
 
 from unimetric.analysis.adapt import METRICS, adapt, default_iterations
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.shift import Points, finished_config, method_names, split_number, summarize
+from unimetric.analysis.shift import Points, finished_configs, method_names, split_number, summarize
 from unimetric.errors import UnimetricError
 from unimetric.runs.folder import load_settings
 from unimetric.spec import signature
@@ -66,7 +66,7 @@ def adapt_study(
         raise UnimetricError(
             "a few-shot study requires at least one finished run and one number of shots", "name a folder of finished runs"
         )
-    configs = {folder: finished_config(folder) for folder in runs}
+    configs = finished_configs(runs)
     names = method_names(configs)
     far: dict[str, float] = {}
     numbers = {folder: split_number(config, folder, far, splits=splits) for folder, config in configs.items()}

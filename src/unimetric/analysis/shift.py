@@ -106,8 +106,8 @@ def points_of_runs(
     Raises:
         UnimetricError: A run is not finished, lacks a metric, or belongs to another file of splits.
     """
-    configs = {folder: finished_config(folder) for folder in folders}
-    warn_of_untrained(folders)
+    configs = finished_configs(folders)
+    warn_of_untrained(list(configs))
     labels = method_names(configs)
     points: Points = {}
     for folder, config in configs.items():
@@ -152,11 +152,19 @@ def _check_single(option: str, metrics: Sequence[str], values: dict[str, float],
             raise UnimetricError(f"`{option}` requires metrics with one value, but `{text}` has several", f"use one such as `{example}`")
 
 
-def finished_config(folder: Path) -> RunConfig:
-    """Return the settings of a finished run."""
-    if not (folder / "done").is_file():
-        raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs, and .npz files")
-    return load(folder / "config.toml")
+def finished_configs(folders: Iterable[Path]) -> dict[Path, RunConfig]:
+    """Return the settings of finished runs by folder, without copies of a run, which are not further seeds."""
+    first: dict[str, Path] = {}
+    configs = {}
+    for folder in folders:
+        if not (folder / "done").is_file():
+            raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs, and .npz files")
+        config = load(folder / "config.toml")
+        if first.setdefault(config.run_id, folder) == folder:
+            configs[folder] = config
+        else:
+            logging.getLogger("unimetric").warning("%s: left out, the same run as %s", folder, first[config.run_id])
+    return configs
 
 
 def warn_of_untrained(folders: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.analysis.figures.conftest import is_png, read_values, train_study
 from typer.testing import CliRunner
 
 from unimetric.analysis.curves import ags
+from unimetric.analysis.figures._runs import read_finished
 from unimetric.analysis.figures.aggregate import aggregate
 from unimetric.analysis.figures.correlation import metric_correlation
 from unimetric.analysis.shift import draw_report, shift_report
@@ -88,3 +90,15 @@ def test_shift_has_bars_and_an_interval_of_ags(shifted: Path, tmp_path: Path) ->
     words = ["shift", *map(str, sorted((shifted / "runs").glob("*/"))), "--out", str(tmp_path / "shift.json")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and "3 seeds)" in done.output
+
+
+def test_a_copied_run_is_no_further_seed(shifted: Path, study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in (shifted / "runs", study):
+        runs = sorted(folder.glob("*/"))
+        copy = Path(shutil.copytree(runs[0], tmp_path / folder.parent.name))
+        caplog.clear()
+        if folder == study:
+            assert [run.folder for run in read_finished([*runs, copy])] == [run.folder for run in read_finished(runs)]
+        else:
+            assert shift_report([*runs, copy], metrics=["map_at_r"]) == shift_report(runs, metrics=["map_at_r"])
+        assert f"{copy}: left out, the same run as {runs[0]}" in caplog.text

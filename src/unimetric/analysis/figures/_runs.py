@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unimetric.analysis.few_shot import study_runs
-from unimetric.analysis.shift import finished_config, method_names, warn_of_untrained
+from unimetric.analysis.shift import finished_configs, method_names, warn_of_untrained
 from unimetric.config import RunConfig, better
 from unimetric.errors import UnimetricError, closest
 from unimetric.runs.folder import read_done
@@ -70,8 +70,8 @@ def read_finished(places: Sequence[str | Path]) -> list[FinishedRun]:
     Raises:
         UnimetricError: A folder has no finished run.
     """
-    folders = list(dict.fromkeys(expand_studies(places)))
-    configs = {folder: finished_config(folder) for folder in folders}
+    configs = finished_configs(expand_studies(places))
+    folders = list(configs)
     studies = {parent: read_labels(parent / "study.json") for parent in dict.fromkeys(folder.resolve().parent for folder in folders)}
     runs = []
     for parent, labels in studies.items():

@@ -12,7 +12,7 @@ import torch
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import expand_studies
-from unimetric.analysis.shift import finished_config, method_names
+from unimetric.analysis.shift import finished_configs, method_names
 from unimetric.analysis.split import read_features
 from unimetric.analysis.transfer import transfer
 from unimetric.errors import UnimetricError
@@ -52,14 +52,14 @@ def domain_shift(
     if len(files) != len(datasets) or len(datasets) < 2:
         problem = f"the figure requires at least 2 datasets and one .npz file of features for each, got {len(datasets)} and {len(files)}"
         raise UnimetricError(problem, "name the files in the order of `--dataset`")
-    configs = {folder: finished_config(folder) for folder in folders}
+    configs = finished_configs(folders)
     for folder, config in configs.items():
         if config.dataset not in datasets:
             raise UnimetricError(f"{folder}: `dataset = {config.dataset!r}` is not among the datasets", "name it with `--dataset`")
     names = method_names({folder: replace(config, dataset="") for folder, config in configs.items()})
     distances, baseline = _compare(files, datasets, metric)
     scores: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for row in transfer(folders, datasets, metrics=[metric], **overrides) if folders else ():
+    for row in transfer(list(configs), datasets, metrics=[metric], **overrides) if configs else ():
         sides = scores.setdefault(names[Path(row["run"])], {}).setdefault(row["trained_on"], {})
         sides.setdefault(row["tested_on"], []).append(row[metric])
     means = {
