@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -420,6 +421,16 @@ def test_feedback_survives_a_partial_line(tmp_path: Path) -> None:
     feedback.append({"query": "c", "match": "d", "vote": "down"})
     assert [vote["query"] for vote in feedback] == ["a", "c"]
     assert "'=cmd()" in feedback.as_csv()
+
+
+def test_vote_on_a_full_disk_is_stored_or_an_error(tmp_path: Path, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
+    feedback = Feedback(tmp_path)
+    stored = 0
+    with small_disk(), pytest.raises(OSError):
+        while True:
+            feedback.append({"query": f"{stored} {'x' * 90}", "match": "b", "vote": "up"})
+            stored += 1
+    assert len(list(feedback)) == stored
 
 
 def test_new_version_is_opened_without_a_failed_request(index: Path, colored: Path, live: Callable[..., str], tmp_path: Path) -> None:

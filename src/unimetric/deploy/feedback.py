@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -72,7 +73,8 @@ class Feedback:
         """Write a vote. It is on disk when this returns."""
         line = json.dumps(vote, ensure_ascii=True).encode() + b"\n"
         with self._lock, self._open() as file:
-            file.write(line)
+            if file.write(line) < len(line):  # the disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file))
             os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
