@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from unimetric.analysis.evaluate import evaluate
-from unimetric.analysis.gallery import _shift, write_gallery, write_missing_galleries
+from unimetric.analysis.gallery import write_gallery, write_missing_galleries
 from unimetric.config import RunConfig, from_settings
 from unimetric.geometry import poincare, to_ball
 from unimetric.report import report
@@ -23,6 +23,7 @@ from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all
 from unimetric.runs.folder import open_run
 from unimetric.runs.rows import read_table
+from unimetric.splits.ood import distance_of
 from unimetric.training.loop import train
 
 
@@ -30,12 +31,12 @@ def test_the_shift_of_a_run_is_what_its_file_of_splits_says(tmp_path: Path) -> N
     ours = {"history": [{"key": "0", "distance": 1.5}, {"key": "2", "distance": 2.5}], "splits": {"1": {"key": "2", "distance": 2.5}}}
     (tmp_path / "ours.json").write_text(json.dumps(ours))
     (tmp_path / "silent.json").write_text(json.dumps({"1": {"train": []}}))
-    assert _shift(f"ood(path='{tmp_path}/ours.json', split=1)") == 2.5
-    assert _shift(f"ood(path='{tmp_path}/ours.json', key='0')") == 1.5
-    assert math.isnan(_shift(f"published(path='{tmp_path}/silent.json')"))
-    assert math.isnan(_shift("standard"))
+    assert distance_of(f"ood(path='{tmp_path}/ours.json', split=1)") == 2.5
+    assert distance_of(f"ood(path='{tmp_path}/ours.json', key='0')") == 1.5
+    assert math.isnan(distance_of(f"published(path='{tmp_path}/silent.json')"))
+    assert math.isnan(distance_of("standard"))
     (tmp_path / "theirs.json").write_text(json.dumps({"4": {"fid": 8.6}}))
-    assert _shift(f"published(path='{tmp_path}/theirs.json', split=4)") == 8.6
+    assert distance_of(f"published(path='{tmp_path}/theirs.json', split=4)") == 8.6
 
 
 def test_neighbours_are_those_that_the_run_is_measured_by(config: RunConfig, tmp_path: Path) -> None:

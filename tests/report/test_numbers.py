@@ -302,6 +302,14 @@ def test_shifts_computes_ags() -> None:
     assert shifts(methods([record("a"), record("b", split="few_shot")]), "recall(k=1)") == []
 
 
+def test_shifts_of_files_need_no_gallery(tmp_path: Path) -> None:
+    file = tmp_path / "splits.json"
+    file.write_text(json.dumps({"splits": {"2": {"distance": 5.5}}, "history": [{"key": "R3", "distance": 7.5}]}))
+    assert shift_of(record("a", split=f"ood(path='{file}', split=2)")) == 5.5
+    assert shift_of(record("b", split=f"ood(path='{file}', key='R3')")) == 7.5
+    assert math.isnan(shift_of(record("c", split=f"ood(path='{file}', split=3)")))
+
+
 def test_shifts_separates_methods_of_one_name() -> None:
     every = [
         replace(

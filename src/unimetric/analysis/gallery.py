@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from unimetric.runs.embed import embed_all, space_of
 from unimetric.runs.folder import check_own_images, open_run
 from unimetric.runs.model import loss_with_geometry
 from unimetric.runs.rows import read_table
-from unimetric.splits.ood import distances, place_of
+from unimetric.splits.ood import distance_of
 
 
 def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, points: int = 300, side: int = 96) -> Path:
@@ -72,7 +70,7 @@ def write_gallery(folder: str | Path, *, queries: int = 8, neighbours: int = 6, 
         labels=table.labels[rows[kept]],
         names=np.array(names)[kept],
         source=np.array(table.source_names),
-        shift=np.array(_shift(config.split)),
+        shift=np.array(distance_of(config.split)),
         default=np.array(np.array_equal(np.sort(split.test), np.flatnonzero(~table.train))),
         queries=np.searchsorted(kept, chosen),
         neighbours=np.searchsorted(kept, order),
@@ -100,14 +98,6 @@ def _readable(folder: Path, table: Table, rows: np.ndarray) -> np.ndarray:
     list_ = folder / "skipped.txt"
     lines = list_.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if list_.exists() else []
     return np.array([row for row in rows if not any(line.startswith(f"{table.paths[row]}: ") for line in lines)], np.int64)
-
-
-def _shift(text: str) -> float:
-    """Return the Frechet distance of a split in its file of splits, or NaN if there is none."""
-    place = place_of(text)
-    with suppress(UnimetricError):
-        return distances(place[0]).get(place[1], math.nan) if place else math.nan
-    return math.nan
 
 
 def write_missing_galleries(folders: list[Path]) -> list[tuple[Path, str]]:

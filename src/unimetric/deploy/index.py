@@ -291,7 +291,10 @@ class Index:
         return found if several else found[0]
 
     def search_hits(self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: Filter = None) -> list[list[Hit]]:
-        """Return the nearest images of raw embeddings with paths and columns. For arguments, see `search_vectors`."""
+        """Return the nearest images of raw embeddings as hits.
+
+        Arguments are those of `search_vectors`.
+        """
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(NotFound):  # another program has deleted a hit before its columns were read
                 return self.hits(*self.search_vectors(vectors, k, where))

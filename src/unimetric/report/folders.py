@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from unimetric.config import split_metric
 from unimetric.errors import UnimetricError
 from unimetric.report.escape import one_line
 from unimetric.runs.record import check_files
+from unimetric.splits.ood import distance_of
 
 #: Arrays of `gallery.npz`: number of dimensions and kinds of numpy's types.
 _ARRAYS = {
@@ -86,6 +88,11 @@ class Record:
         """Return whether a lower value of a metric is better, as recorded by the run."""
         metric = split_metric(metric)[1]
         return any(metric == text or metric.startswith(f"{text}/") for text in self.best.get("lower_is_better", ()))
+
+    @cached_property
+    def shift(self) -> float:
+        """Frechet distance of the split in its file, or NaN."""
+        return float(self.gallery["shift"]) if self.gallery else distance_of(str(self.settings.get("split", "standard")))
 
     @property
     def dataset(self) -> str:

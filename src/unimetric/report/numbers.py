@@ -276,8 +276,8 @@ def shift_of(run: Record) -> float:
 
     The distance comes from the file of splits, or from the paper.
     """
-    if run.gallery and not math.isnan(float(run.gallery["shift"])):
-        return float(run.gallery["shift"])
+    if not math.isnan(run.shift):
+        return run.shift
     split = str(run.settings.get("split", ""))
     number = (
         re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None

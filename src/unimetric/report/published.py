@@ -220,11 +220,10 @@ def _split_difference(run: Record, when: dict[str, Any]) -> Iterator[str]:
         return
     distances = read_papers()["fid"].get(parts(when["dataset"])[0], [])
     theirs = distances[number - 1] if 0 < number <= len(distances) else math.nan
-    mine = float(run.gallery["shift"]) if run.gallery else math.nan
-    if math.isnan(mine):
+    if math.isnan(run.shift):
         yield "split from a file without a Frechet distance, which may not be the authors' one"
-    elif not abs(mine - theirs) <= 0.06:  # the paper has one decimal
-        yield f"split of Frechet distance {mine:.1f}, the paper {theirs:.1f}"
+    elif not abs(run.shift - theirs) <= 0.06:  # the paper has one decimal
+        yield f"split of Frechet distance {run.shift:.1f}, the paper {theirs:.1f}"
 
 
 def _short(value: str) -> str:

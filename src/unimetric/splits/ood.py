@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import Annotated
 
 import numpy as np
@@ -103,3 +105,15 @@ def distances(path: str) -> dict[str, float]:
         raise UnimetricError(
             f"{path}: each split must have its distance", "`unimetric list splits published` shows the form of the file"
         ) from None
+
+
+def distance_of(text: str) -> float:
+    """Return the Frechet distance of a split in its file, or NaN if there is none.
+
+    Args:
+        text: Spec string of the split.
+    """
+    with suppress(UnimetricError):
+        place = place_of(text)
+        return distances(place[0]).get(place[1], math.nan) if place else math.nan
+    return math.nan

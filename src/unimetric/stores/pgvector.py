@@ -190,7 +190,10 @@ class Pgvector(Store):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Use the connection alone, and convert errors of PostgreSQL, whose first line says what happened."""
+        """Use the connection alone, and convert errors of PostgreSQL.
+
+        Their first line says what happened.
+        """
         try:
             import psycopg
         except ImportError:
