@@ -186,6 +186,15 @@ def test_hosts_origins_and_headers(index: Path, live: Callable[..., str]) -> Non
         assert answer.headers["access-control-allow-origin"] == "https://shop.example"
 
 
+def test_head_answers_as_get_does_without_a_body(index: Path, live: Callable[..., str]) -> None:
+    with httpx.Client(base_url=live(index), timeout=60) as client:
+        for path in ("/", "/healthz", "/page/search.css", path_of(ID), "/images/none"):
+            head, full = client.head(path), client.get(path)
+            assert head.status_code == full.status_code and head.content == b""
+            assert head.headers["content-length"] == full.headers["content-length"]
+        assert client.head("/feedback").status_code == client.get("/feedback").status_code == 405
+
+
 def test_pages_of_allowed_origins_can_read_rejections(index: Path, live: Callable[..., str]) -> None:
     shop, evil = {"Origin": "https://shop.example"}, {"Origin": "https://evil.example"}
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}

@@ -74,6 +74,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # uvicorn sends no body for it
+            scope = scope | {"method": "GET"}
         begun, status = time.perf_counter(), 500
         started = False
         headers = {name.lower(): value for name, value in scope["headers"]}
