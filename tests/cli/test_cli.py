@@ -8,6 +8,7 @@ import json
 import os
 import re
 import struct
+import subprocess
 import sys
 import zlib
 from importlib.metadata import version
@@ -495,6 +496,12 @@ def test_help_groups_commands(capsys, monkeypatch) -> None:
     assert code == 0
     assert groups == ["Options", "Train", "Measure", "Study", "Ship", "Data"]
     assert re.findall(r"^│ (\w+) ", out, re.MULTILINE) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("module", ["unimetric", "unimetric.cli"])
+def test_package_runs_as_a_module(module) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, f"unimetric {version('unimetric')}\n")
 
 
 def test_version(capsys, monkeypatch) -> None:
