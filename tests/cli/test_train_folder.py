@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def test_epochs_follow_the_number_of_images(tmp_path: Path) -> None:
     assert choose_settings(str(tmp_path / "few"), {"device": "cpu", "epochs": 3})[0].epochs == 3
 
 
+def test_slash_after_the_folder_is_the_same_run(tmp_path: Path) -> None:
+    """The shell adds one when it completes a name."""
+    root = draw(tmp_path, "{name}", 4)
+    ids = {choose_settings(name, {"device": "cpu"})[0].run_id for name in (f"{root}", f"{root}/", f"{root}/.")}
+    assert len(ids) == 1
+
+
 def test_gpu_gets_the_foundation_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -96,3 +104,10 @@ def test_absent_folder_is_called_a_folder(name: str) -> None:
     with pytest.raises(UnimetricError, match=f"^{name}: no such folder") as caught:
         _load(name, [])
     assert "subfolder" in caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "call"), [("a b.pack", "pack(path='a b.pack')"), ("shoes.csv", "csv(file='shoes.csv')")])
+def test_dataset_in_place_of_a_config_is_named(name: str, call: str) -> None:
+    with pytest.raises(UnimetricError, match=f"^{name}: is a dataset") as caught:
+        _load(name, [])
+    assert shlex.split(caught.value.hint.strip("`"))[-1] == f"dataset={call}"

@@ -34,6 +34,9 @@ def _load(config: str | None, settings: list[str] | None, *, quiet: bool = False
         return _choose(config, overrides, quiet=quiet)
     if config is not None and "/" in config and not config.endswith(".toml") and not Path(config).exists():
         raise UnimetricError(f"{config}: no such folder", "name a folder with one subfolder of images per class, or a .toml file")
+    if config is not None and config.endswith((".pack", ".csv")):
+        call = f"pack(path={config!r})" if config.endswith(".pack") else f"csv(file={config!r})"
+        raise UnimetricError(f"{config}: is a dataset, not a .toml file", f"write `unimetric train laptop {quote(f'dataset={call}')}`")
     return load(config, **overrides)
 
 

@@ -73,7 +73,7 @@ def choose_dataset(root: str) -> tuple[str, Table, list[str]]:
     Returns:
         The spec string of the dataset, its table, and one sentence per choice.
     """
-    arguments: dict[str, Any] = {"root": root, "on_single": "skip"}
+    arguments: dict[str, Any] = {"root": str(Path(root)), "on_single": "skip"}  # the shell adds a slash when it completes a name
     notes = []
     logger = logging.getLogger("unimetric")
     level = logger.level
