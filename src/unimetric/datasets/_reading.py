@@ -53,7 +53,7 @@ def locate(root: str, name: str, layout: str = "") -> Path:
     state = "is not a folder" if folder.exists() else "does not exist"
     holds = f" (it holds {layout})" if layout else ""
     move = ", or set UNIMETRIC_DATA to the folder that holds it" if Path(root).parts[:1] == ("data",) else ""
-    raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds}, use `{name}(root='...')`{move}")
+    raise UnimetricError(f"{name}: the folder `{folder}` {state}", f"put the dataset there{holds} or use `{name}(root='...')`{move}")
 
 
 def need(folder: Path, *places: str, layout: str) -> Path:
