@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from unimetric import Index
 from unimetric.cli import app
 from unimetric.deploy.audit import audit
 from unimetric.errors import UnimetricError
@@ -35,6 +36,18 @@ def test_audit_of_one_kind_with_settings(index: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a.clusters.csv").exists()
     found = audit(index, tmp_path / "a.html", audits=["outliers(spread=1e6)"])
     assert not found["outliers(spread=1e6)"].rows and not (tmp_path / "a.outliers.csv").exists()  # of the audit before
+
+
+def test_audit_without_labels_leaves_out_those_that_need_them(colored: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Zero suspicious labels would be a wrong answer."""
+    with Index.create(colored / "run", colored / "images", tmp_path / "plain", workers=0, device="cpu") as index:
+        place = index.path
+    found = audit(place, tmp_path / "a.html")
+    assert set(found) == {"near_duplicates", "clusters", "outliers"}
+    assert "has no column `label`" in caplog.text and "suspicious_labels" in caplog.text
+    with pytest.raises(UnimetricError, match="no column `label`, without which worst_classes") as caught:
+        audit(place, tmp_path / "b.html", audits=["worst_classes"])
+    assert "--labels" in caught.value.hint and not (tmp_path / "b.html").exists()
 
 
 def test_audit_rejects_wrong_arguments(index: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,10 @@ from unimetric.report import page as report_page
 from unimetric.report.escape import for_csv, for_html
 from unimetric.spec import bind_arguments, create, parse
 
+_log = logging.getLogger("unimetric")
 AUDITS = ("near_duplicates", "suspicious_labels", "worst_classes", "clusters", "outliers")
+#: Audits that find nothing in an index without labels.
+_LABELED = ("suspicious_labels", "worst_classes")
 #: Images whose embeddings are compared. Of a larger gallery, every n-th image is used.
 _MOST = 200_000
 _SIDE = 112
@@ -54,7 +58,7 @@ def audit(
         progress: Callback with (name of a step, finished items, all items).
 
     Returns:
-        The findings of each audit.
+        The findings of each audit. Without labels, those audits that need them are left out.
     """
     out = Path(out)
     if out.suffix != ".html":
@@ -66,6 +70,7 @@ def audit(
     check_writable(out)
     with Index.open(path) as index:
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
+        audits = _without_labels(index, audits) if label not in index.columns else audits
         found = {text: create("audits", text, gallery=gallery) for text in audits}
         note = f"{index.path.name}: {total:,} images"
         if total > len(gallery.ids):
@@ -78,6 +83,18 @@ def audit(
                 files[text].unlink(missing_ok=True)
         write_text(out, as_html(found, note, files, index, most=most, progress=gallery.progress))
     return found
+
+
+def _without_labels(index: Index, audits: Sequence[str]) -> list[str]:
+    """Return the audits of an index that has no labels, and log which ones are left out."""
+    needing = [parse(text).name for text in audits if parse(text).name in _LABELED]
+    problem = f"{index.path}: has no column `label`, without which {' and '.join(needing)} cannot run"
+    hint = f"use `--label` with one of {', '.join(index.columns)}" if index.columns else "build it with `--labels` or a csv file"
+    if len(needing) == len(audits):
+        raise UnimetricError(problem, hint)
+    if needing:
+        _log.warning("%s; %s", problem, hint)
+    return [text for text in audits if parse(text).name not in _LABELED]
 
 
 def _file_names(out: Path, found: dict[str, Findings]) -> dict[str, Path]:
