@@ -59,6 +59,13 @@ def test_watch_measures_recall_of_labeled_queries(index: Path, colored: Path, tm
     assert "measured recall@1 0.0 %" in result.stdout, result.output
 
 
+def test_watch_says_that_labels_of_queries_need_those_of_the_index(colored: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Index.create(colored / "run", colored / "images", tmp_path / "plain", workers=0, device="cpu").close()
+    assert "measured" not in watch(tmp_path / "plain", colored / "images", device="cpu") and not caplog.text
+    assert "measured" not in watch(tmp_path / "plain", colored / "images.csv", device="cpu")
+    assert "plain: has no column `label`" in caplog.text
+
+
 def test_watch_ignores_the_query_itself(index: Path, colored: Path, tmp_path: Path) -> None:
     files = sorted((colored / "images").rglob("*.png"))
     (tmp_path / "link").symlink_to(colored / "images")

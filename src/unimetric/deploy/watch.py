@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -108,7 +109,11 @@ def _find_nearest(index: Index, raw: np.ndarray, paths: list[str]) -> tuple[np.n
 def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level: float = 0.95) -> dict[str, Any] | None:
     """Return recall@1 of the labeled queries with Wilson's interval, or None without labels."""
     rows = [row for row, label in enumerate(labels) if label is not None and nearest[row]]
-    if not rows or LABEL not in index.columns:
+    if not rows:
+        return None
+    if LABEL not in index.columns:
+        message = "%s: has no column `label`, so the recall of labeled queries is not measured; build it with `--labels` or a csv file"
+        logging.getLogger("unimetric").warning(message, index.path)
         return None
     held = index.fetch([nearest[row] for row in rows])[LABEL]
     right = sum(str(mine) == str(labels[row]) for mine, row in zip(held, rows, strict=True))
