@@ -111,3 +111,16 @@ def test_dataset_in_place_of_a_config_is_named(name: str, call: str) -> None:
     with pytest.raises(UnimetricError, match=f"^{name}: is a dataset") as caught:
         _load(name, [])
     assert shlex.split(caught.value.hint.strip("`"))[-1] == f"dataset={call}"
+
+
+def test_folder_name_may_have_an_equals_sign(tmp_path: Path) -> None:
+    root = draw(tmp_path / "year=2024", "{name}", 4)
+    assert load("laptop").dataset != _load(str(root), ["device=cpu"], quiet=True).dataset
+    with pytest.raises(UnimetricError, match="unknown key `sed`"):
+        _load("sed=3", [])
+
+
+def test_folder_and_dataset_contradict_each_other(tmp_path: Path) -> None:
+    """The number of epochs and the split would be those of the folder, the images those of the dataset."""
+    with pytest.raises(UnimetricError, match="is a folder of images, and `dataset` names other images"):
+        _load(str(tmp_path), ["dataset=cub200"])

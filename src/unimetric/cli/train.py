@@ -31,6 +31,8 @@ def _load(config: str | None, settings: list[str] | None, *, quiet: bool = False
             print("no dataset is given, so the settings are those of `unimetric demo`")
         return load(**SETTINGS | overrides)
     if config is not None and config not in shipped_configs() and Path(config).is_dir():
+        if "dataset" in overrides:
+            raise UnimetricError(f"{config}: is a folder of images, and `dataset` names other images", "leave out one of them")
         return _choose(config, overrides, quiet=quiet)
     if config is not None and "/" in config and not config.endswith(".toml") and not Path(config).exists():
         raise UnimetricError(f"{config}: no such folder", "name a folder with one subfolder of images per class, or a .toml file")
@@ -52,7 +54,8 @@ def _choose(root: str, overrides: dict[str, Any], *, quiet: bool) -> Any:
 
 
 def _is_setting(word: str) -> bool:
-    return "=" in word and not word.endswith(".toml")
+    key, equals, _ = word.partition("=")
+    return bool(equals) and not word.endswith(".toml") and (key.isidentifier() or not Path(word).is_dir())
 
 
 def train(
