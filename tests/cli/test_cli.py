@@ -312,9 +312,10 @@ def test_pack_train_evaluate(capsys, monkeypatch, pictures: Path, tmp_path: Path
     assert json.loads((tmp_path / "b.json").read_text()) == pytest.approx(measured)
     code, out, err = run(capsys, monkeypatch, "evaluate", "small", f"dataset=pack(path='{pack}')", "transform=base(size=32, resize=36)")
     assert code == 0, err
+    assert "no dataset is given" not in out
 
 
-def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path) -> None:
+def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path, monkeypatch) -> None:
     refused("evaluate", str(tmp_path), says="not a run folder")
     refused("evaluate", "absent.npz", says="absent.npz: no such file")
     np.savez(tmp_path / "a.npz", embeddings=np.zeros((3, 2)))
@@ -323,6 +324,10 @@ def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path) -> None:
     refused("evaluate", str(tmp_path / "b.npz"), says="3 embeddings but 4 labels")
     for nothing in ("no_such_backbone", "runs/no_such_run"):
         refused("evaluate", nothing, says=f"{nothing}: not a run folder, .npz file or backbone")
+    monkeypatch.chdir(tmp_path)
+    for file in ("images.pack", "numbers.json"):
+        Path(file).write_text("{}")
+        refused("evaluate", file, says=f"{file}: not a run folder, .npz file or backbone")
 
 
 @pytest.mark.parametrize(
