@@ -509,6 +509,20 @@ def test_package_runs_as_a_module(module) -> None:
     assert (done.returncode, done.stdout) == (0, f"unimetric {version('unimetric')}\n")
 
 
+def test_split_checks_the_classes_before_it_computes_features(refused, tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+    outputs = ["--features", str(tmp_path / "features.npz"), "--out", str(tmp_path / "splits.json")]
+    refused("split", f"folder(root='{tmp_path}')", "--backbone", "small", *outputs, says="three other test classes, got 2 and 2")
+
+
+def test_hint_for_an_option_can_be_typed(refused) -> None:
+    said = refused("split", "glyphs", "backbone=small(channels=8)", "--out", "a.json", says="`--backbone` is an option here")
+    assert "write `--backbone 'small(channels=8)'`" in said
+
+
 def test_version(capsys, monkeypatch) -> None:
     assert run(capsys, monkeypatch, "--version") == (0, f"unimetric {version('unimetric')}\n", "")
 

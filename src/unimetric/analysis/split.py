@@ -187,6 +187,21 @@ class Start(NamedTuple):
     split: Step
 
 
+def check_classes(table: Table) -> None:
+    """Raise an error if training and test share a class, or have fewer than three classes.
+
+    Args:
+        table: Table of a dataset.
+    """
+    train, test = set(table.labels[table.train].tolist()), set(table.labels[~table.train].tolist())
+    if train & test or min(len(train), len(test)) < 3:
+        raise UnimetricError(
+            f"{table.full_name}: must have at least three training classes and three other test classes, "
+            f"got {len(train)} and {len(test)}, of which {len(train & test)} are the same",
+            "add classes, or divide them with `folder(root='...', train=0.5)`",
+        )
+
+
 def starting_split(table: Table, features: Float[np.ndarray, "N C"]) -> Start:
     """Compute the distance of a dataset's own split.
 
@@ -197,13 +212,11 @@ def starting_split(table: Table, features: Float[np.ndarray, "N C"]) -> Start:
     Raises:
         UnimetricError: Training and test share a class, or have fewer than three classes.
     """
+    check_classes(table)
     classes = np.unique(table.labels)  # without classes that have no image
     labels = np.searchsorted(classes, table.labels)
     trained = np.zeros(len(classes), bool)
     trained[labels[table.train]] = True
-    both = np.intersect1d(labels[table.train], labels[~table.train])
-    if len(both) or min(trained.sum(), (~trained).sum()) < 3:
-        raise UnimetricError("the dataset must have at least three training classes, and three other test classes", "see `standard`")
     means = class_means(torch.from_numpy(features), torch.from_numpy(labels), len(classes)).numpy()
     shift = ClassShift(means, np.bincount(labels))
     return Start(classes, labels, shift, shift.measure("0", np.flatnonzero(trained), np.flatnonzero(~trained)))

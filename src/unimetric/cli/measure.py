@@ -194,10 +194,11 @@ def split(
     - `unimetric split cub200 --features cub.npz --out cub_splits.json --targets 0.5,1,2,3`
     - `unimetric split glyphs --backbone small --out splits.json transform=glyphs`
     """
-    from unimetric.analysis.split import features_of, make_splits, write_splits
+    from unimetric.analysis.split import check_classes, features_of, make_splits, write_splits
     from unimetric.analysis.swapping import PAPER_TARGETS
     from unimetric.config import from_settings
     from unimetric.runs.display import Display
+    from unimetric.spec import create
 
     _check_json_path(out)
     check_outputs(None if features is None or features.exists() else features)  # an existing file is only read
@@ -206,6 +207,7 @@ def split(
         raise UnimetricError(f"`--targets` must be positive and finite, got `{targets}`", "use `--targets 0.5,1,2,3`")
     chosen = {"dataset": dataset, "backbone": backbone, "precision": "32-true"}
     config = from_settings(chosen | read_overrides(settings, split), "split")
+    check_classes(create("datasets", config.dataset))  # before the features are computed, which may take long
     with Display() as display:
         table, found = features_of(config, path=features, progress=partial(display.step, "features"))
         splits = make_splits(

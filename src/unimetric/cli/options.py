@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -87,7 +88,7 @@ def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False)
     for key, value in found.items():
         if any(isinstance(mark, OptionInfo) for mark in getattr(hints.get(key), "__metadata__", ())):
             name = "--" + key.replace("_", "-")
-            raise UnimetricError(f"`{key}={value}`: `{name}` is an option here, not a setting", f"write `{name} {value}`")
+            raise UnimetricError(f"`{key}={value}`: `{name}` is an option here, not a setting", f"write `{name} {quote(str(value))}`")
         if key not in RunConfig.__dataclass_fields__ and not axes:
             raise UnimetricError(f"settings: unknown key `{key}`", closest(key, RunConfig.__dataclass_fields__))
     return found
