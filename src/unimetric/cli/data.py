@@ -142,7 +142,7 @@ def _headline(file: Path) -> str:
 def pack(
     dataset: Annotated[str, typer.Argument(help="Dataset spec string, such as `cub200` or `folder(root='images')`.")],
     out: Annotated[Path, typer.Option(help="Output file, with the extension .pack.")],
-    short_side: Annotated[int, typer.Option(help="Length of the shorter side in pixels; 0: original size, as in the papers.")] = 256,
+    short_side: Annotated[int, typer.Option(help="Length of the shorter side in pixels; 0: original size, as in the papers.", min=0)] = 256,
     encoding: Annotated[str, typer.Option(help="Image encoding: jpeg, webp, png (lossless) or raw (decoded).")] = "jpeg",
     quality: Annotated[int, typer.Option(help="Quality of JPEG and WebP, from 1 to 100.")] = QUALITY,
     workers: Annotated[int, typer.Option(help="Number of threads that decode and encode.")] = 2,
