@@ -322,7 +322,7 @@ def test_evaluate_rejects_invalid_targets(refused, tmp_path: Path, monkeypatch) 
     refused("evaluate", str(tmp_path / "a.npz"), says="must contain `labels`")
     np.savez(tmp_path / "b.npz", embeddings=np.zeros((3, 2)), labels=np.zeros(4))
     refused("evaluate", str(tmp_path / "b.npz"), says="3 embeddings but 4 labels")
-    for nothing in ("no_such_backbone", "runs/no_such_run"):
+    for nothing in ("no_such_backbone", "runs/no_such_run", "absent.index"):
         refused("evaluate", nothing, says=f"{nothing}: not a run folder, .npz file or backbone")
     monkeypatch.chdir(tmp_path)
     for file in ("images.pack", "numbers.json"):

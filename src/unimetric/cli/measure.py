@@ -73,7 +73,7 @@ def evaluate(
     with importing():
         from unimetric.analysis.evaluate import evaluate as run
         from unimetric.analysis.evaluate import evaluate_file
-        from unimetric.config import RunConfig, from_settings
+        from unimetric.config import from_settings
         from unimetric.runs.display import Display
         from unimetric.runs.exported import format_of
         from unimetric.spec import names
@@ -111,11 +111,12 @@ def evaluate(
             numbers = run(target, part=part, save=save, progress=progress, **more, **options, **overrides)
         else:
             name = target.partition("(")[0]
-            if ("." not in name and name not in names("backbones")) or "/" in name or Path(target).is_file():
+            is_file = Path(target).is_file() or name.endswith((".index", ".pack"))
+            if ("." not in name and name not in names("backbones")) or "/" in name or is_file:
                 raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
-            if "dataset" not in overrides:
-                display.line(f"no dataset is given, so it is `{RunConfig().dataset}`")
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
+            if "dataset" not in overrides:
+                display.line(f"no dataset is given, so it is `{config.dataset}`")
             numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **smaller, **options)
         for line in _result_lines(numbers, classes, explain=explain):
             display.line(line)

@@ -38,7 +38,7 @@ def _load(config: str | None, settings: list[str] | None, *, quiet: bool = False
         raise UnimetricError(f"{config}: no such folder", "name a folder with one subfolder of images per class, or a .toml file")
     if config is not None and config.endswith((".pack", ".csv")):
         call = f"pack(path={config!r})" if config.endswith(".pack") else f"csv(file={config!r})"
-        raise UnimetricError(f"{config}: is a dataset, not a .toml file", f"write `unimetric train laptop {quote(f'dataset={call}')}`")
+        raise UnimetricError(f"{config}: is a dataset, not a .toml file", f'write `unimetric train laptop "dataset={call}"`')
     return load(config, **overrides)
 
 
