@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import shlex
+import re
 import shutil
 import signal
 import threading
@@ -598,6 +599,11 @@ def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, im
         index.search_vectors(np.ones((1, 9), np.float32))
     with pytest.raises(UnimetricError, match="finite and not zero"):
         index.search_vectors(np.zeros((1, 8), np.float32))
+    some = sorted(images.rglob("*.png"))[:2]
+    index.embed = lambda queries: np.array([[1.0] * 8, [0.0] * 8], np.float32)[: len(queries)]
+    with pytest.raises(UnimetricError, match=f"^{re.escape(str(some[1]))}: its embedding is zero"):
+        index.search(some)
+    del index.embed
     assert len(index.search(next(images.rglob("*.png")), k=2**62)) == 144
     for value in ("NaN", "1e999"):
         (index.path / "thresholds.json").write_text(f'{{"threshold": {value}, "fpr": 0.01}}')

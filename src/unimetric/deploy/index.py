@@ -286,8 +286,14 @@ class Index:
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
         queries = list(images) if several else [images]
         self.find(where)  # a wrong filter is reported before the model is loaded
+        if not queries:
+            return []
         k = min(k, max(len(self), 1))  # the arrays of a search have k columns
-        found = self.search_hits(self.embed(queries), k, where) if queries else []
+        vectors = self.embed(queries)
+        for query, vector in zip(queries, vectors, strict=True):
+            if isinstance(query, str | Path) and not (np.isfinite(vector).all() and vector.any()):
+                raise UnimetricError(f"{query}: its embedding is zero or infinite", "search with an image that is not uniform")
+        found = self.search_hits(vectors, k, where)
         return found if several else found[0]
 
     def search_hits(self, vectors: Float[np.ndarray, "Q D"], k: int = 10, where: Filter = None) -> list[list[Hit]]:
