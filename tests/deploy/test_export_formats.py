@@ -166,6 +166,14 @@ def test_hub_folder_equals_the_run(letters_run: Path, tmp_path: Path, monkeypatc
     assert "random weights" in card and "$" not in card
 
 
+def test_card_has_the_merged_adapter_and_an_untrained_best_epoch(letters_run: Path, tmp_path: Path) -> None:
+    given = {"adapter": "last_layers(after='three_quarters')", "head": "identity", "optimizer": "sgd(lr=1e-12)"}
+    train(from_settings(asdict(open_run(letters_run)[0]) | given), tmp_path / "run", quiet=True)
+    assert json.loads((tmp_path / "run" / "done").read_text())["epoch"] == 0
+    card = (export_as(tmp_path / "run", tmp_path / "hub", to="hub", images=0) / "README.md").read_text()
+    assert "| adapter | `last_layers(after='three_quarters')` |" in card and "| epochs | `0 of 1` |" in card
+
+
 def test_hub_rejects_what_timm_cannot_express(config: RunConfig, tmp_path: Path) -> None:
     train(from_settings(asdict(config) | {"epochs": 1}), tmp_path / "run", quiet=True)
     with pytest.raises(UnimetricError, match="requires a network of timm"):

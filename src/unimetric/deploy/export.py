@@ -170,6 +170,7 @@ def _describe(run: Path, config: RunConfig, model: Model, geometry: str) -> dict
         "images": count_images(run),
         "threshold": read_calibration(run) or {},
         "started_from": without_folders(config.backbone),
+        "adapter": config.adapter,  # the settings have none if it was merged
         "dim": model.dim,
         "geometry": geometry,
         "normalized": geometry == "cosine",

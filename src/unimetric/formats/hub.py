@@ -141,10 +141,10 @@ def write_card(notes: dict[str, Any], weights: Any) -> str:
         "split": settings["split"],
         **{f"{part} images": f"{images:,} of {classes:,} classes" for part, (images, classes) in (notes.get("images") or {}).items()},
         "started from": notes["started_from"],
-        "adapter": settings["adapter"] or "none",
+        "adapter": notes["adapter"] or "none",
         "loss": settings["loss"] if settings["objective"] == "plain" else f"{settings['loss']}, {settings['objective']}",
         "optimizer": f"{settings['optimizer']}, batches of {settings['batch_size']}",
-        "epochs": f"{notes['epoch'] or settings['epochs']} of {settings['epochs']}",
+        "epochs": f"{settings['epochs'] if notes['epoch'] is None else notes['epoch']} of {settings['epochs']}",
         "transform": settings["transform"],
     }
     license_, rights = _license(notes["started_from"], weights)
