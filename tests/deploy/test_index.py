@@ -7,8 +7,8 @@ import json
 import multiprocessing
 import os
 import random
-import shlex
 import re
+import shlex
 import shutil
 import signal
 import threading
