@@ -41,6 +41,8 @@ def test_weights_multiply_the_losses_of_their_sizes() -> None:
     weighted = Matryoshka(**options, weights=(2, 8))(output(), LABELS)
     factors = {name: (weighted[name] / plain[name]).item() for name in plain}
     assert factors == pytest.approx({"loss": 1, "first 4": 2, "first 2": 8})
+    whole = Matryoshka(**options | {"dims": (16, 2)}, weights=(3, 8))(output(), LABELS)
+    assert {name: (whole[name] / plain[name]).item() for name in whole} == pytest.approx({"loss": 3, "first 2": 8})
     with pytest.raises(UnimetricError, match="one value for each of the 2 `dims` in `matryoshka`, got 1"):
         Matryoshka(**options, weights=(2,))
 

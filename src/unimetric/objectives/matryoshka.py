@@ -63,7 +63,7 @@ class Matryoshka(Objective):
                 f"`weights` must have one value for each of the {len(prefixes)} `dims` in `matryoshka`, got {len(weights)}",
                 "name as many weights as `dims`",
             )
-        self.weights = dict(zip(prefixes, weights or [1.0] * len(prefixes), strict=True)) | {dim: 1.0}
+        self.weights = {dim: 1.0} | dict(zip(prefixes, weights or [1.0] * len(prefixes), strict=True))
         self.prefixes = sorted({dim, *prefixes}, reverse=True)  # the whole embedding first: its loss defines the geometry of the run
         self.distillation = distillation
         self.losses = nn.ModuleList(create("losses", loss, miner=miner, num_classes=num_classes, dim=size) for size in self.prefixes)
