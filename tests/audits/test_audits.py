@@ -118,6 +118,21 @@ def test_worst_classes_names_confusions() -> None:
     assert "Mean over all 5 classes" in found.note
 
 
+def test_worst_classes_skips_images_without_a_label() -> None:
+    points, labels = blobs(np.random.default_rng(3))
+    some: list = [label if row % 4 == 0 else None for row, label in enumerate(labels)]
+    found = create("audits", "worst_classes", gallery=gallery(points, some))
+    assert "Mean over all 5 classes: 100.0 %" in found.note and not found.rows
+    some[0] = "class 1"  # its copy in class 0 has no label
+    (row,) = create("audits", "worst_classes", gallery=gallery(points, some)).rows
+    assert (row["label"], row["images"], row["found instead"]) == ("class 1", 6, "class 0 (1)")
+
+
+def test_worst_classes_of_single_images_has_no_mean() -> None:
+    found = create("audits", "worst_classes", gallery=gallery(np.eye(5), list("abcde")))
+    assert "nan" not in found.note and not found.rows
+
+
 def test_clusters_finds_their_number() -> None:
     rng = np.random.default_rng(4)
     points, labels = blobs(rng, classes=7, each=30, noise=0.2)
@@ -133,3 +148,10 @@ def test_outliers_are_found() -> None:
     points[[7, 50]] = -points.mean(0) * 3 + rng.normal(size=(2, 16))
     found = create("audits", "outliers", gallery=gallery(points))
     assert {int(row["id"][:3]) for row in found.rows[:2]} == {7, 50} and len(found.rows) <= 4
+
+
+def test_copies_are_no_outliers() -> None:
+    copies = np.random.default_rng(0).normal(size=(6, 32)).repeat(20, 0)
+    assert not create("audits", "outliers", gallery=gallery(copies)).rows  # their scores differ by the rounding of float32
+    found = create("audits", "outliers", gallery=gallery(np.concatenate([copies, -copies[:1]])))
+    assert [row["id"] for row in found.rows] == ["120.png"]

@@ -33,7 +33,8 @@ def outliers(gallery: Audited, *, neighbors: Count = 5, spread: Annotated[float,
     mean = scores.double().mean(1).numpy()
     middle = float(np.median(mean))
     deviation = 1.4826 * float(np.median(np.abs(mean - middle)))
-    z = (middle - mean) / max(deviation, 1e-12)
+    # Among many copies the deviation is zero, or the rounding error of the scores, which is no distance.
+    z = (middle - mean) / max(deviation, 1e-6 * float(np.abs(mean).max()), 1e-12)
     order = [int(row) for row in np.argsort(-z, kind="stable") if z[row] > spread]
     groups = [
         Group(
