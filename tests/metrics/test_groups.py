@@ -86,6 +86,13 @@ def rank_slowly(points, labels, group, rule, query, gallery):
     return rows
 
 
+def test_interval_of_cmc_counts_queries_without_a_match_as_misses() -> None:
+    labels = torch.arange(60) // 3
+    space = Space(torch.eye(20)[labels], labels, gallery=labels < 10)
+    low, high = interval(space, "cmc(k=1, unmatched='miss')")
+    assert low < 0.5 < high < 1 == measure(space, ["cmc(k=1)"])["cmc(k=1)"]
+
+
 @pytest.mark.parametrize("rule", ["class", "group", "none"])
 @pytest.mark.parametrize("groups", [2, 20])
 @pytest.mark.parametrize("protocol", ["everyone", "query and gallery"])

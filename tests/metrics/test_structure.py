@@ -124,3 +124,12 @@ def test_singular_values(crowd) -> None:
 def test_class_spectra_of_no_values_are_refused() -> None:
     with pytest.raises(UnimetricError, match="`top` must be at least 1, got 0"):
         measure(Space(torch.eye(4), torch.arange(4) // 2), ["class_spectra(top=0)"])
+
+
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "inner"])
+@pytest.mark.parametrize("scale", [1e-20, 1e-8, 1e20])
+def test_lengths_do_not_change_the_metrics_of_unit_vectors(geometry: str, scale: float) -> None:
+    points, labels = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
+    texts = ["pi_intra", "pi_inter", "uniformity"]
+    scaled = Space(points * scale, labels, geometry=geometry)
+    assert measure(scaled, texts) == pytest.approx(measure(Space(points, labels), texts), rel=1e-5)

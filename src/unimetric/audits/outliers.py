@@ -33,7 +33,7 @@ def outliers(gallery: Audited, *, neighbors: Count = 5, spread: Annotated[float,
     mean = scores.double().mean(1).numpy()
     middle = float(np.median(mean))
     deviation = 1.4826 * float(np.median(np.abs(mean - middle)))
-    # Among many copies the deviation is zero, or the rounding error of the scores, which is no distance.
+    # The deviation of many copies is zero or the rounding error of their scores.
     z = (middle - mean) / max(deviation, 1e-6 * float(np.abs(mean).max()), 1e-12)
     order = [int(row) for row in np.argsort(-z, kind="stable") if z[row] > spread]
     groups = [

@@ -511,8 +511,7 @@ class Space:
         total = torch.zeros(self.classes, self.points.shape[1], dtype=torch.float64, device=self.device)
         rows = max(1, self.memory // (32 * self.points.shape[1]))
         for some, labels in zip(self.points.split(rows), self.labels.split(rows), strict=True):
-            some = some.to(torch.float64)
-            total.index_add_(0, labels, some / some.norm(dim=1, keepdim=True).clamp_min(1e-6))
+            total.index_add_(0, labels, scale_to_unit(some.to(torch.float64)))
         return total, torch.bincount(self.labels, minlength=self.classes)
 
     def clusters(self, *, k: int | None = None, iterations: int = 20, seeding: str = "random") -> Int[Tensor, "N"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from unimetric.arguments import Count
-from unimetric.geometry.space import Space
+from unimetric.geometry.space import Average, Space
 from unimetric.kinds import metric
 
 
@@ -30,4 +30,7 @@ def cmc(space: Space, *, k: Count = 1, unmatched: Literal["skip", "miss"] = "ski
             evaluation of Market-1501; "miss" counts it as not found.
     """
     value = space.average(k, lambda hits: hits.count(k) > 0)
-    return value if unmatched == "skip" else float(value.each.sum() / space.queries)
+    if unmatched == "skip":
+        return value
+    each = value.each.new_zeros(space.queries).index_copy_(0, space.matched, value.each)
+    return Average(each, space.labels[space.query])

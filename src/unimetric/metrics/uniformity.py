@@ -6,7 +6,7 @@ import torch
 
 from unimetric.arguments import Positive
 from unimetric.geometry.nearest import exactly
-from unimetric.geometry.space import Space
+from unimetric.geometry.space import Space, scale_to_unit
 from unimetric.kinds import metric
 
 
@@ -26,7 +26,7 @@ def uniformity(space: Space, *, t: Positive = 2.0) -> float:
         space: Embeddings, normalized to unit vectors in any geometry.
         t: Inverse scale: larger values count only closer images.
     """
-    points = space.points / space.points.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    points = scale_to_unit(space.points)
     side = max(1, min(4096, int((space.memory / (2 * points.element_size())) ** 0.5)))
     total = torch.zeros((), dtype=torch.float64, device=space.device)
     for top in range(0, space.size, side):
