@@ -207,3 +207,13 @@ def test_rates_of_float32_scores_at_any_threshold(crowd):
         expected = float((impostor > threshold).double().mean())
         assert pairs.rates(threshold).fmr == pytest.approx(expected, abs=1e-12)
     assert pairs.threshold(0.0) == float(impostor.max()) and pairs.threshold(1.0) == -torch.inf
+
+
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean"])
+@pytest.mark.parametrize("metric", ["verification", "fnmr_at_fmr", "auroc"])
+def test_spaces_without_pairs_are_rejected(geometry: str, metric: str) -> None:
+    points, labels, none = torch.randn(6, 2), torch.arange(6) % 2, torch.zeros(6, dtype=torch.bool)
+    roles = ({"query": none}, {"gallery": none}, {"group": torch.zeros(6, dtype=torch.int64), "group_rule": "group"})
+    for options in roles:
+        with pytest.raises(UnimetricError, match="gallery"):
+            measure(Space(points, labels, geometry=geometry, **options), [metric])

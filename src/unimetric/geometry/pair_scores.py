@@ -67,6 +67,7 @@ class PairScores:
     """
 
     def __init__(self, space: Space) -> None:
+        space.check_matches()
         self.space = space
         self.low, self.high = -1.00001, 1.00001
         if space.geometry != "cosine":
@@ -78,10 +79,9 @@ class PairScores:
             index = (self._bins(score) + _BINS * same)[valid]
             self.counts += torch.bincount(index, minlength=2 * _BINS).view(2, _BINS)
         self.impostors, self.genuine = self.counts.sum(1).tolist()
-        if not self.impostors or not self.genuine:
-            kind = "impostor" if self.genuine else "genuine"
+        if not self.impostors:
             raise UnimetricError(
-                f"error rates of pairs need genuine and impostor pairs, but there is no {kind} pair among {space.queries} queries and "
+                f"error rates of pairs need genuine and impostor pairs, but there is no impostor pair among {space.queries} queries and "
                 f"{space.answers} gallery images",
                 "use at least two classes with two images each",
             )

@@ -25,7 +25,8 @@ def auroc(space: Space) -> float:
     Args:
         space: Embeddings, with queries whose class is not in the gallery.
     """
+    known_queries, unknown_queries = find_known(space), find_unknown(space)
     scores = space.nearest()[1]
-    known, unknown = scores[find_known(space)], scores[find_unknown(space)].sort().values
+    known, unknown = scores[known_queries], scores[unknown_queries].sort().values
     below, up_to = (torch.searchsorted(unknown, known.contiguous(), right=right).double() for right in (False, True))
     return float(((below + up_to) / 2).mean() / len(unknown))
