@@ -50,6 +50,16 @@ def test_mixed_batches_have_every_source():
         assert sorted(np.bincount(SOURCE[rows], minlength=3) // 2) in ([2, 3, 3], [2, 2, 4])
 
 
+@pytest.mark.parametrize("weights", ["equal", "proportional", "power"])
+def test_mixed_batches_repeat_no_class(weights):
+    sampler = build(mixed=True, weights=weights)
+    for rows in rows_of(sampler, 20):
+        assert len(set(LABELS[rows])) == 8 and len(set(rows)) == 16
+    visits = np.bincount(LABELS[sampler.plan()[:, ::2].ravel()], minlength=34)
+    for source in ("birds", "shop", "pets"):
+        assert np.ptp([visits[label] for label, name in enumerate(NAMES) if name.startswith(source)]) <= 1
+
+
 def test_level_divides_a_dataset_into_categories():
     sampler = build(level=2)
     assert sorted(len(rows) for rows in sampler.rows) == [20, 60, 120, 120]

@@ -78,7 +78,11 @@ class BySource(Sampler):
         for number, rows in enumerate(self.rows):
             mine = owner == number
             if mine.any():
-                plan[mine] = self._draw(rows, int(mine.sum()), number)
+                drawn = self._draw(rows, int(mine.sum()), number)
+                batch = mine.nonzero()[0]
+                for _ in range(2 * self.mixed):  # forwards, then backwards, where the last batches find more groups to swap with
+                    drawn, batch = drawn[separate(self.labels[drawn[:, 0]], batch)][::-1], batch[::-1]
+                plan[mine] = drawn
         return plan.reshape(self.steps, -1)
 
     def _draw(self, rows: Int[np.ndarray, "rows"], count: int, number: int) -> Int[np.ndarray, "count n"]:
@@ -101,6 +105,29 @@ def sources_of(labels: Int[np.ndarray, "N"], class_names: Sequence[str], level: 
     parts = [name.split("/")[:-1][:level] for name in class_names]
     numbers = np.unique(["/".join(each) for each in parts], return_inverse=True)[1]
     return np.unique(numbers[labels], return_inverse=True)[1]
+
+
+def separate(classes: Int[np.ndarray, "count"], batch: Int[np.ndarray, "count"]) -> Int[np.ndarray, "count"]:
+    """Return an order of groups in which those of a batch have different classes.
+
+    A group of a class that its batch has already is swapped with the next one of another class, if there is one.
+
+    >>> separate(np.array([0, 1, 2, 2, 0, 1]), np.array([0, 0, 1, 1, 2, 2]))
+    array([0, 1, 2, 4, 3, 5])
+
+    Args:
+        classes: Class of each group.
+        batch: Batch of each place; those of a batch are adjacent.
+    """
+    order, total, held = list(range(len(classes))), len(np.unique(classes)), set[int]()
+    for place in range(len(order)):
+        if (place and batch[place] != batch[place - 1]) or len(held) == total:
+            held.clear()
+        later = range(place, min(place + 2 * total, len(order)))
+        fresh = next((other for other in later if int(classes[order[other]]) not in held), place)
+        order[place], order[fresh] = order[fresh], order[place]
+        held.add(int(classes[order[place]]))
+    return np.array(order)
 
 
 def apportion(weights: Float[np.ndarray, "S"], count: int, rng: np.random.Generator) -> Int[np.ndarray, "count"]:
