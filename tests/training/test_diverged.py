@@ -54,3 +54,14 @@ def test_weights_that_are_not_finite_replace_no_file(config: RunConfig, tmp_path
         train(replace(config, epochs=3, evaluate_every=0), folder, quiet=True)
     tensors, _ = read_tensors(folder / "checkpoint.safetensors")
     assert all(torch.isfinite(value).all() for value in tensors.values() if value.is_floating_point())
+
+
+def test_error_names_the_checkpoint_only_if_there_is_one(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = replace(config, optimizer="sgd(lr=1e30)")
+    with pytest.raises(UnimetricError, match="not finite") as caught:
+        train(first, tmp_path / "none", quiet=True)
+    assert "checkpoint" not in str(caught.value)
+    step = loop.take_step
+    monkeypatch.setattr(loop, "take_step", lambda state, batch, now: (step(state, batch, now)[0] + (torch.inf if now >= 1 else 0), {}))
+    with pytest.raises(UnimetricError, match="the last checkpoint is unchanged"):
+        train(config, tmp_path / "one", quiet=True)

@@ -22,10 +22,9 @@ from unimetric.runs.folder import check_settings, settings_of
 from unimetric.runs.record import RECORD, check_images, hash_log, record_images
 from unimetric.runs.weights import read_tensors, write_tensors
 from unimetric.training.distributed import warn_of_batch_norm
+from unimetric.training.log import CHECKPOINT, diverged
 from unimetric.training.progress import Progress
 from unimetric.training.state import TrainingState, embed_rows
-
-CHECKPOINT = "checkpoint.safetensors"
 
 
 def resume(state: TrainingState, folder: Path) -> Progress:
@@ -161,10 +160,7 @@ def check_finite_weights(state: TrainingState, folder: Path) -> None:
     """
     weights = [weight.detach() for part in (state.bare, state.objective) for weight in part.parameters() if weight.requires_grad]
     if weights and not torch.stack([torch.isfinite(weight).all() for weight in weights]).all():
-        raise UnimetricError(
-            f"{folder}: the weights are not finite; the last checkpoint is unchanged",
-            "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
-        )
+        raise diverged(folder, "the weights are not finite")
 
 
 def save(

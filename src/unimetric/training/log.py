@@ -21,6 +21,8 @@ from unimetric.runs.display import source_table
 from unimetric.runs.record import finished_lines
 from unimetric.training.state import TrainingState, count_per_dataset, evaluate_starting_point
 
+CHECKPOINT = "checkpoint.safetensors"
+
 
 def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> float:
     """Return the sum of the losses of an epoch; raise an error if it is not finite.
@@ -33,10 +35,14 @@ def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> floa
     """
     if math.isfinite(total):
         return total
-    raise UnimetricError(
-        f"{folder}: the loss is not finite in epoch {epoch + 1}, at or before step {step}; the last checkpoint is unchanged",
-        "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`",
-    )
+    raise diverged(folder, f"the loss is not finite in epoch {epoch + 1}, at or before step {step}")
+
+
+def diverged(folder: Path, problem: str) -> UnimetricError:
+    """Return the error of a run that cannot continue, which says whether there is a checkpoint."""
+    kept = "; the last checkpoint is unchanged" if (folder / CHECKPOINT).exists() else ""
+    hint = "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`"
+    return UnimetricError(f"{folder}: {problem}{kept}", hint)
 
 
 def format_log_line(line: dict[str, Any], epochs: int) -> str:
