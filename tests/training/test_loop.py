@@ -21,7 +21,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 from safetensors.torch import load_file
-from tests.conftest import changed, read_log
+from tests.conftest import changed, interrupt, read_log
 
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig
@@ -343,6 +343,20 @@ def test_best_epoch_is_that_of_the_saved_weights_after_a_kill(config: RunConfig,
         train(config, tmp_path / "run", quiet=True)
     best = train(config, tmp_path / "run", quiet=True)
     assert read_tensors(tmp_path / "run" / "model.safetensors")[1]["metrics"]["epoch"] == best["epoch"] == 4
+
+
+@pytest.mark.parametrize("left", [None, 99])
+def test_a_resumed_run_needs_the_weights_of_its_best_epoch(config: RunConfig, tmp_path: Path, left: int | None) -> None:
+    """No later epoch is better, so the run would finish without weights."""
+    config = changed(config, epochs=2, optimizer="adam(lr=0.0)")
+    interrupt(config, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.unlink() if left is None else weights.write_bytes(kept[:left])
+    with pytest.raises(UnimetricError, match=r"model\.safetensors: the weights of the best epoch cannot be read"):
+        train(config, tmp_path, quiet=True)
+    weights.write_bytes(kept)
+    assert train(config, tmp_path, quiet=True)["epoch"] == 0
 
 
 def test_metrics_choose_the_epoch_each_in_its_own_direction(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

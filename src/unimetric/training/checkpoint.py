@@ -74,11 +74,17 @@ def resume(state: TrainingState, folder: Path) -> Progress:
 
 
 def _epoch_of_weights(folder: Path) -> int:
-    """Return the epoch of `model.safetensors`, or 0 if it is unknown."""
+    """Return the epoch of `model.safetensors`, or 0 if an earlier version wrote it. A missing or damaged file is an error."""
+    weights = folder / "model.safetensors"
     try:
-        with safe_open(folder / "model.safetensors", framework="pt") as file:
+        with safe_open(weights, framework="pt") as file:
             return int(json.loads(file.metadata()["notes"])["metrics"]["epoch"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (OSError, SafetensorError) as error:
+        raise UnimetricError(
+            f"{weights}: the weights of the best epoch cannot be read: {error}",
+            f"restore the file, or remove {folder / CHECKPOINT} to restart from scratch",
+        ) from None
+    except (KeyError, TypeError, ValueError):
         return 0
 
 
