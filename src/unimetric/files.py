@@ -55,6 +55,16 @@ def wait_for_lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def system_error(error: Exception) -> OSError:
+    """Return the error of the system that a library in Rust reports as text.
+
+    >>> system_error(Exception("I/O error: No space left on device (os error 28)")).errno
+    28
+    """
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
 @contextlib.contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
     """Raise an error with the path and a hint if the system cannot write a file."""

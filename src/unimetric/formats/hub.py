@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from unimetric.errors import UnimetricError, first_line
-from unimetric.files import UNFINISHED, atomic, make_folder, write_text
+from unimetric.files import UNFINISHED, atomic, make_folder, system_error, write_text
 from unimetric.kinds import Check, Embed, Format, Images
 
 _HINT = "use `--to onnx`, which contains any model, or `unimetric export` without `--to`"
@@ -45,7 +45,7 @@ class Hub(Format):
             try:
                 save_file(tensors, temporary, {"format": "pt"})
             except SafetensorError as error:  # safetensors reports a full disk this way
-                raise OSError(str(error)) from None
+                raise system_error(error) from None
             temporary.chmod(0o644)  # safetensors writes files that only the owner can read
         write_text(path / "config.json", json.dumps(config, indent=1))
         write_text(path / "README.md", card)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import atomic
+from unimetric.files import atomic, system_error
 from unimetric.runs.model import Model
 
 FINGERPRINT = "frozen.fingerprint"
@@ -107,7 +107,7 @@ def _write_copies(path: Path, tensors: dict[str, Tensor], notes: str) -> None:
         try:
             save_file(tensors, temporary, {"notes": notes, "sha256": hash_tensors(tensors, notes).hex()})
         except SafetensorError as error:  # safetensors reports a full disk this way
-            raise OSError(str(error)) from None
+            raise system_error(error) from None
         temporary.chmod(mode)  # safetensors writes files that only the owner can read
 
 
