@@ -119,3 +119,10 @@ def test_tune_checks_every_choice_first(search: Path, tmp_path: Path) -> None:
         with pytest.raises(UnimetricError, match="no `constent` in schedules"):
             tune(search, tmp_path / "runs", trials=1, seed=seed, schedule="{way}")
     assert not (tmp_path / "runs").exists()
+
+
+def test_tune_checks_both_ends_of_a_range_first(search: Path, tmp_path: Path) -> None:
+    search.write_text(search.read_text() + "clip = {low = -1e-9, high = 1.0}\n")
+    with pytest.raises(UnimetricError, match="`clip_norm` must be at least 0"):
+        tune(search, tmp_path / "runs", trials=1, clip_norm="{clip}")
+    assert not (tmp_path / "runs").exists()

@@ -39,8 +39,8 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
     split = filled(settings, first).get("split", "standard")
     if not has_validation(str(split)):
         raise UnimetricError(f"{path}: the split `{split}` has no validation classes", "use `split = 'standard(validation=0.2)'`")
-    for name, limits in ranges.items():  # check every choice before the first trial
-        for value in limits.get("choices", ()):
+    for name, limits in ranges.items():  # check every choice and the ends of every range before the first trial
+        for value in limits.get("choices") or (limits["low"], limits["high"]):
             from_settings(filled(settings, first | {name: value}), str(path))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
