@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import changed
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -21,6 +22,7 @@ from unimetric.runs import weights
 from unimetric.runs.folder import open_run
 from unimetric.runs.model import build_model
 from unimetric.runs.weights import FINGERPRINT, TensorWriter, Undrawn, read_tensors, write_tensors
+from unimetric.spec import trusting
 from unimetric.training.build import check_fit
 from unimetric.training.loop import train
 
@@ -124,3 +126,24 @@ def test_a_check_draws_nothing(config: RunConfig) -> None:
     with _Calls() as calls:
         check_fit(replace(config, backbone="timm(name='test_vit', image_size=32)"), "settings")
     assert calls.seen and not calls.seen & weights._DRAWS - {Tensor.normal_, Tensor.uniform_}  # those also draw buffers
+
+
+AFFINE = """
+from torch import nn
+
+def affine(backbone):
+    for module in backbone.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(isinstance(module, nn.BatchNorm2d))
+    return backbone
+"""
+
+
+def test_statistics_that_an_adapter_leaves_in_training_are_saved(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "norms.py").write_text(AFFINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with trusting("norms"):
+        train(changed(config, adapter="norms.affine", epochs=1), tmp_path / "run", quiet=True)
+        model = open_run(tmp_path / "run", epoch="last")[1]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms and all(norm.running_mean is not None and norm.running_mean.any() for norm in norms)

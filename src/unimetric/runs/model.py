@@ -49,8 +49,11 @@ def build_model(config: RunConfig) -> Model:
     backbone = adapted(bare, config)
     model = Model(backbone, create("heads", config.head, features=backbone.channels, seed=config.seed))
     if config.adapter:  # frozen tensors of the backbone are not saved
+        model.train()  # an adapter may leave BatchNorm of the backbone in training, whose statistics then change
+        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase) and module.training]
+        moving = {id(buffer) for module in norms for buffer in module.buffers(recurse=False)}
         state = model.state_dict(keep_vars=True)
-        model.frozen = frozenset(name for name, tensor in state.items() if id(tensor) in before and not tensor.requires_grad)
+        model.frozen = frozenset(key for key, tensor in state.items() if id(tensor) in before - moving and not tensor.requires_grad)
         model.inserted = any(id(tensor) not in before for tensor in backbone.parameters())
     return model
 
