@@ -156,3 +156,26 @@ def test_run_folder_is_not_a_folder_of_a_study(grid: Path, tmp_path: Path, execu
         execute(read_grid(grid), f"{out}/")
     assert caught.value.hint == f"use `--out {out}_study`"
     assert [path.name for path in out.iterdir()] == ["config.toml"]
+
+
+ONCE = """
+from unimetric.datasets.glyphs import glyphs
+from unimetric.errors import UnimetricError
+
+calls = []
+
+def once():
+    calls.append(1)
+    if len(calls) > 1:
+        raise UnimetricError("the disk has gone")
+    return glyphs(blocks="shapes")
+"""
+
+
+def test_missing_gallery_of_a_finished_run_is_named(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("UNIMETRIC_TRUST", "once")
+    runs = read_grid(grid, dataset="once.once", seed=0, loss="margin")
+    assert list(study(runs, tmp_path / "runs").values()) == ["done"]
+    assert "no gallery.npz: error: the disk has gone" in capsys.readouterr().out

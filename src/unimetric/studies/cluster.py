@@ -92,7 +92,7 @@ class Queue:
         run_id = run.config.run_id
         reason = self._failure(reference)
         if finished(self.folder, run_id):
-            self.board.set(run_id, "done")
+            self.board.set(run_id, "done", f"no gallery.npz: {reason}" if reason else "")
         elif self.tries[run_id] < TRIES:
             self.submit(run)
         else:

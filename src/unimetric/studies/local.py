@@ -112,7 +112,7 @@ def execute(runs: list[Run], place: str, board: Board, signals: Signals, *, para
                 del slots.used[run_id]
                 if finished(place, run_id):
                     slots.peak = max(slots.peak, _peak(place, run_id))
-                    board.set(run_id, "done")
+                    board.set(run_id, "done", f"no gallery.npz: {_reason(child)}" if child.process.exitcode else "")
                     continue
                 reason = _reason(child)
                 if slots.auto and (child.process.exitcode == -signal.SIGKILL or "out of memory" in reason):
