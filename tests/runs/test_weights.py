@@ -139,7 +139,7 @@ def affine(backbone):
 """
 
 
-def test_statistics_that_an_adapter_leaves_in_training_are_saved(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_that_an_adapter_trains_are_saved(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "norms.py").write_text(AFFINE)
     monkeypatch.syspath_prepend(tmp_path)
     with trusting("norms"):

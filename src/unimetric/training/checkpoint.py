@@ -74,7 +74,10 @@ def resume(state: TrainingState, folder: Path) -> Progress:
 
 
 def _epoch_of_weights(folder: Path) -> int:
-    """Return the epoch of `model.safetensors`, or 0 if an earlier version wrote it. A missing or damaged file is an error."""
+    """Return the epoch of `model.safetensors`, or 0 if an earlier version wrote it.
+
+    A missing or damaged file is an error.
+    """
     weights = folder / "model.safetensors"
     try:
         with safe_open(weights, framework="pt") as file:

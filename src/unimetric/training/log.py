@@ -39,7 +39,7 @@ def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> floa
 
 
 def diverged(folder: Path, problem: str) -> UnimetricError:
-    """Return the error of a run that cannot continue, which says whether there is a checkpoint."""
+    """Return the error of a run that cannot continue, with its last checkpoint if any."""
     kept = "; the last checkpoint is unchanged" if (folder / CHECKPOINT).exists() else ""
     hint = "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`"
     return UnimetricError(f"{folder}: {problem}{kept}", hint)
