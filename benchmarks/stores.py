@@ -120,7 +120,7 @@ def bare(points: np.ndarray, queries: np.ndarray, seconds: float) -> Iterator[tu
     graph.add(points)
     found = {"finish_s": round(time.perf_counter() - begun, 1)}
     yield "bare faiss HNSW32", found | {"all": ask(lambda query: graph.search(query[None], K)[0][0], queries, last, seconds)}
-    del graph
+    graph = None
     begun = time.perf_counter()
     index = Index(ndim=DIM, metric="ip", dtype="f32")
     index.add(np.arange(len(points)), points)

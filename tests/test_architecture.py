@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import dis
 import re
 import tomllib
 from pathlib import Path
-from types import CodeType
 
 import pytest
 
@@ -111,26 +108,6 @@ def project_imports(path: Path) -> set[str]:
 
 
 GRAPH = {name: project_imports(path) for name, path in MODULES.items()}
-
-
-def undefined(text: str) -> set[str]:
-    """Names that a module uses and nothing defines. Linters cannot tell: in annotations, jaxtyping's shapes are not names."""
-
-    def names_in(code: CodeType, known: set[str]) -> set[str]:
-        steps = list(dis.get_instructions(code))
-        known = known | {step.argval for step in steps if step.opname in ("STORE_NAME", "STORE_GLOBAL")}
-        used = {step.argval for step in steps if step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and not step.argval.startswith("__")}
-        nested = [each for each in code.co_consts if isinstance(each, CodeType)]
-        return (used - known).union(*(names_in(each, known) for each in nested))
-
-    return names_in(compile(text, "module", "exec"), set(dir(builtins)))
-
-
-def test_every_name_is_defined() -> None:
-    root = SOURCE.parents[1]
-    files = [*FILES, *(path for folder in ("benchmarks", "examples", "results", "tests") for path in sorted((root / folder).rglob("*.py")))]
-    assert not [(path.relative_to(root), found) for path in files if (found := undefined(path.read_text()))]
-    assert undefined("import os\ndef f():\n  class C:\n    a = 1\n    b = a + missing\n  return os, lost") == {"missing", "lost"}
 
 
 def test_imports_name_modules_that_exist() -> None:

@@ -33,7 +33,7 @@ class CounterRNG(nn.Module):
         super().__init__()
         self.register_buffer("state", torch.tensor([seed, 0], dtype=torch.int64))
 
-    def forward(self, count: int) -> Float[Tensor, "count"]:
+    def forward(self, count: int) -> Float[Tensor, " count"]:
         """Return `count` numbers in [0, 1)."""
         if self.state.device.type == "cpu" and not torch.compiler.is_compiling():
             # For so few numbers, call overhead dominates, and numpy calls cost a tenth as much.

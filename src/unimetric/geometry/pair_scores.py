@@ -52,9 +52,9 @@ class Rates:
 class Draws:
     """Rates of bootstrap draws of whole classes: (draws,) each, in float64. See `Rates`."""
 
-    threshold: Float[Tensor, "draws"]
-    fmr: Float[Tensor, "draws"]
-    fnmr: Float[Tensor, "draws"]
+    threshold: Float[Tensor, " draws"]
+    fmr: Float[Tensor, " draws"]
+    fnmr: Float[Tensor, " draws"]
 
 
 class PairScores:
@@ -246,7 +246,7 @@ class PairScores:
             found[:, draw] = torch.stack([grid[index], false[index], missed[index]]).cpu()
         return Draws(*found)
 
-    def interval(self, drawn: Float[Tensor, "draws"], level: float) -> tuple[float, float] | None:
+    def interval(self, drawn: Float[Tensor, " draws"], level: float) -> tuple[float, float] | None:
         """Return the interval of bootstrap draws of whole classes, or None for too few classes.
 
         Args:
@@ -256,7 +256,7 @@ class PairScores:
         return quantiles(drawn, level) if self.space.classes >= FEWEST else None
 
 
-def quantiles(values: Float[Tensor, "draws"], level: float) -> tuple[float, float]:
+def quantiles(values: Float[Tensor, " draws"], level: float) -> tuple[float, float]:
     """Return the ends of the central interval of bootstrap draws."""
     low, high = values.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)).tolist()
     return low, high

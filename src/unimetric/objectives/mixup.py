@@ -106,7 +106,7 @@ class Mixup(Objective):
         x, lam = inputs[0], self.blends[stage]
         return (lam * x + (1 - lam) * x.index_select(0, self.partners(len(x))), *inputs[1:])
 
-    def partners(self, count: int) -> Int[Tensor, "count"]:
+    def partners(self, count: int) -> Int[Tensor, " count"]:
         """Return the partner of each row of a device's slice."""
         return self.scores[:count].argsort(stable=True)
 

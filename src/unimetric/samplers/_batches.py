@@ -8,7 +8,7 @@ from jaxtyping import Int
 from unimetric.errors import UnimetricError
 
 
-def rank_slice(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndarray, "B_rank"]:
+def rank_slice(rows: Int[np.ndarray, "B"], rank: int, world: int) -> Int[np.ndarray, " B_rank"]:
     """Return the slice of a batch that one of several ranks loads, equally long on each.
 
     Rows are consecutive, so that the samples of a class stay together. Gathered in rank order, they

@@ -31,7 +31,7 @@ class Classes:
     def __len__(self) -> int:
         return len(self.size)
 
-    def of(self, number: int) -> Int[np.ndarray, "rows"]:
+    def of(self, number: int) -> Int[np.ndarray, " rows"]:
         """Return the rows of one class."""
         return self.rows[self.start[number] : self.start[number] + self.size[number]]
 
@@ -86,7 +86,7 @@ def balanced_groups(items: int, size: int, groups: int, rng: np.random.Generator
     return drawn.reshape(groups, size)
 
 
-def sample_within_classes(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random.Generator) -> Int[np.ndarray, "indices"]:
+def sample_within_classes(size: Int[np.ndarray, "C"], steps: Int[np.ndarray, "C"], rng: np.random.Generator) -> Int[np.ndarray, " indices"]:
     """Draw indices within each class, without repeats until a class is used up.
 
     Indices are ordered class by class. Starts at a random index and advances by a constant stride that has no

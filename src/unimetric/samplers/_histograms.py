@@ -14,7 +14,7 @@ NO_PAIR = 63
 
 def pair_histograms(
     points: Float[Tensor, "S D"], subsets: Int[Tensor, "m B"], *, bins: int
-) -> tuple[Float[Tensor, "bins"], Float[Tensor, "m bins"], Float[Tensor, ""]]:
+) -> tuple[Float[Tensor, " bins"], Float[Tensor, "m bins"], Float[Tensor, ""]]:
     """Compute histograms of the distances within a set of unit vectors and within subsets.
 
     Distances are Euclidean. All share the bins of the whole set, from its smallest distance to its largest.

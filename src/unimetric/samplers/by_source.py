@@ -85,7 +85,7 @@ class BySource(Sampler):
                 plan[mine] = drawn
         return plan.reshape(self.steps, -1)
 
-    def _draw(self, rows: Int[np.ndarray, "rows"], count: int, number: int) -> Int[np.ndarray, "count n"]:
+    def _draw(self, rows: Int[np.ndarray, " rows"], count: int, number: int) -> Int[np.ndarray, "count n"]:
         """Draw groups of n rows of one class each from one source."""
         size = self.n if self.mixed else self.batch_size
         # Sources must not share random numbers, or those of equal size would be drawn alike.
@@ -107,7 +107,7 @@ def sources_of(labels: Int[np.ndarray, "N"], class_names: Sequence[str], level: 
     return np.unique(numbers[labels], return_inverse=True)[1]
 
 
-def separate(classes: Int[np.ndarray, "count"], batch: Int[np.ndarray, "count"]) -> Int[np.ndarray, "count"]:
+def separate(classes: Int[np.ndarray, " count"], batch: Int[np.ndarray, " count"]) -> Int[np.ndarray, " count"]:
     """Return an order of groups in which those of a batch have different classes.
 
     A group of a class that its batch has already is swapped with the next one of another class, if there is one.
@@ -130,7 +130,7 @@ def separate(classes: Int[np.ndarray, "count"], batch: Int[np.ndarray, "count"])
     return np.array(order)
 
 
-def apportion(weights: Float[np.ndarray, "S"], count: int, rng: np.random.Generator) -> Int[np.ndarray, "count"]:
+def apportion(weights: Float[np.ndarray, "S"], count: int, rng: np.random.Generator) -> Int[np.ndarray, " count"]:
     """Assign `count` places to sources in proportion to their weights, in random order.
 
     Each source gets its quota, rounded up or down at random so that its mean is the quota.

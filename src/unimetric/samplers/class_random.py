@@ -48,7 +48,7 @@ class ClassRandom(Sampler):
         rows = super().batch(step)
         return np.append(rows, self._mate(rows, np.random.default_rng((self.seed, self.epoch, step + 1))))
 
-    def _mate(self, rows: Int[np.ndarray, "rows"], rng: np.random.Generator) -> int:
+    def _mate(self, rows: Int[np.ndarray, " rows"], rng: np.random.Generator) -> int:
         """Return a row of the class of one of these rows, and not one of them if possible."""
         number = self.classes.number[rows]
         held = np.bincount(self.classes.number[np.unique(rows)], minlength=len(self.classes))

@@ -68,7 +68,7 @@ class DistanceMatching(EmbeddedSampler):
         self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
         self.bins, self.code_cost = bins, code_cost
 
-    def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, "m"]:
+    def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, " m"]:
         """Return the cost of each candidate, given by its positions in the big batch."""
         whole, parts, width = pair_histograms(big_batch, positions, bins=self.bins)
         if not self.code_cost:

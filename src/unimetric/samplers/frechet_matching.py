@@ -56,7 +56,7 @@ class FrechetMatching(EmbeddedSampler):
         self.candidates = Candidates(labels=labels, batch_size=batch_size, seed=seed, n=n, big_batch=big_batch, candidates=candidates)
         self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
 
-    def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, "m"]:
+    def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, " m"]:
         """Return the Frechet distance of each candidate, given by its positions in the big batch."""
         big_batch = big_batch.double()
         return frechet_of_points(big_batch[positions], *gaussian(big_batch))

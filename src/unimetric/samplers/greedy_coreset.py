@@ -76,7 +76,7 @@ class GreedyCoreset(EmbeddedSampler):
         return np.concatenate([centers[:, None], mates], 1).ravel()
 
 
-def centers_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
+def centers_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, " count"]:
     """Select greedy k-centers among unit vectors, starting with the first one, on a GPU.
 
     Takes one product, and three small kernels per center.
@@ -91,7 +91,7 @@ def centers_by_table(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "c
     return torch.cat(chosen)
 
 
-def centers_by_product(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, "count"]:
+def centers_by_product(points: Float[Tensor, "S D"], count: int) -> Int[Tensor, " count"]:
     """Select the same centers on a CPU, from products with the centers only.
 
     Uses numpy, whose operations have less overhead than those of torch.
