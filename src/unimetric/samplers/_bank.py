@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unimetric.errors import UnimetricError
 from unimetric.geometry import unit
+from unimetric.images.loading import to_device
 
 #: A tensor computed on the device, and a host function from its values to the rows of the batch.
 Choice = tuple[Tensor, Callable[[np.ndarray], np.ndarray]]
@@ -152,9 +153,3 @@ class Bank:
                 arrived = torch.cuda.Event()
                 arrived.record(self._stream)
                 return PendingBatch(host, finish, arrived)
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a small array to the device through pinned memory, without synchronizing."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.arguments import Count, Range, Seed
+from unimetric.images.loading import to_device
 from unimetric.kinds import EmbeddedSampler
-from unimetric.samplers._bank import Bank, Choice, to_device
+from unimetric.samplers._bank import Bank, Choice
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
 from unimetric.samplers._histograms import pair_histograms

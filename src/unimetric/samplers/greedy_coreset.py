@@ -9,8 +9,9 @@ from torch import Tensor
 
 from unimetric.arguments import Count, Seed
 from unimetric.errors import UnimetricError
+from unimetric.images.loading import to_device
 from unimetric.kinds import EmbeddedSampler
-from unimetric.samplers._bank import Bank, Choice, to_device
+from unimetric.samplers._bank import Bank, Choice
 from unimetric.samplers._batches import occurrence
 from unimetric.samplers._classes import batches, group, groups_per_batch, sample_within_classes
 
