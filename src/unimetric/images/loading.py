@@ -131,9 +131,7 @@ class Cropper:
         self.mean, self.std = (torch.tensor(value, device=where).view(1, 3, 1, 1) for value in (mean, std))
         self.make: Any = squares
         if compiled:
-            # Every dataset, size of a batch and transform has a graph of its own. Beyond the limit, crops would not be compiled.
-            dynamo: Any = torch._dynamo.config
-            dynamo.recompile_limit = max(64, dynamo.recompile_limit)
+            # Every dataset, size of a batch and transform has a graph of its own. `training.capture` raises the limit of their number.
             self.make = torch.compile(squares, dynamic=False)
 
     def crop(self, pixels: Tensor, starts: np.ndarray, rows: np.ndarray, view: View) -> Tensor:

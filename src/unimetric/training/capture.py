@@ -37,7 +37,7 @@ def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph
     Returns:
         A module that is called like the original one.
     """
-    # All losses and shapes of a process count together. Beyond the limit, the next one would be an error.
+    # All losses and shapes of a process count together. Beyond the limit, the next one would be an error, and crops not compiled.
     dynamo: Any = torch._dynamo.config
     dynamo.recompile_limit = max(256, dynamo.recompile_limit)
     # Static shapes: otherwise a float that changes becomes a tensor to read back.
