@@ -337,14 +337,14 @@ def _check_range(targets: Sequence[float], distances: Sequence[float], default: 
     logging.getLogger("unimetric").warning("%s; they get the splits nearest to them", problem)
 
 
-def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int, repeats: int = 5) -> float:
+def _no_shift(features: np.ndarray, labels: np.ndarray, seed: int) -> float:
     """Return the mean distance between the class means of two random halves of every class.
 
     This is the distance without a shift. Milbich et al. 2021 report such values in table 1 without code.
     """
     rng, found = np.random.default_rng(seed), []
     singles = np.bincount(labels) < 2
-    for _ in range(repeats):
+    for _ in range(5):
         order = np.lexsort((rng.random(len(labels)), labels))
         first = np.zeros(len(labels), bool)
         first[order[::2]] = True  # every other image of each class

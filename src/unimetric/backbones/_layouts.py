@@ -34,9 +34,9 @@ class Layout:
     rules: Rules = ()
 
 
-def _next(prefix: str, *, of: int = 1) -> Callable[[re.Match[str]], str]:
+def _next(prefix: str) -> Callable[[re.Match[str]], str]:
     """Return a replacement that adds 1 to a number, for layouts that count from 0, not 1."""
-    return lambda match: prefix + str(int(match[of]) + 1)
+    return lambda match: prefix + str(int(match[1]) + 1)
 
 
 _HUGGING_FACE_VIT: Rules = (

@@ -191,7 +191,6 @@ def _prepare(
     facts = new_facts(
         config,
         dim=int(network.dim),
-        weights="",  # computed while images are read
         store=store or "flat",
         labels=bool(labels),
         placement=placement,

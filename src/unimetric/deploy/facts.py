@@ -151,7 +151,7 @@ def read_unreadable(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: bool, placement: Placement, runtime: str) -> Facts:
+def new_facts(config: RunConfig, *, dim: int, store: str, labels: bool, placement: Placement, runtime: str) -> Facts:
     """Return the facts of an index that is about to be built."""
     return Facts(
         format=FORMAT,
@@ -159,7 +159,7 @@ def new_facts(config: RunConfig, *, dim: int, weights: str, store: str, labels: 
         torch=str(torch.__version__),
         state="building",
         generation=0,
-        weights=weights,
+        weights="",  # computed while images are read
         backbone=config.backbone,
         head=config.head,
         transform=config.transform,

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
 from unimetric.deploy.facts import FACTS, STORE, Facts, read_thresholds, read_unreadable
-from unimetric.errors import NotFound, UnimetricError, closest
+from unimetric.errors import NotFound, UnimetricError
 from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
@@ -348,8 +348,3 @@ def sample_gallery(index: Index, most: int) -> tuple[list[str], Float[np.ndarray
         seen += len(some)
     points = index.facts.placement.points(np.concatenate(parts)) if ids else np.zeros((0, index.facts.dim), np.float32)
     return ids, points, columns
-
-
-def unknown_column(index: Index, name: str) -> UnimetricError:
-    """Return the error for an index without a column."""
-    return UnimetricError(f"{index.path}: has no column `{name}`", closest(name, index.columns) or "build it with `--labels` or a csv file")

@@ -16,10 +16,10 @@ from torch import Tensor
 from unimetric.analysis.evaluate import check_metrics, numbers_of
 from unimetric.datasets.files import LABEL
 from unimetric.deploy.facts import THRESHOLDS, Facts
-from unimetric.deploy.index import Index, unknown_column
+from unimetric.deploy.index import Index
 from unimetric.deploy.sharded_gallery import ShardedSpace
 from unimetric.deploy.sharding import Cluster
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, closest
 from unimetric.files import write_text
 from unimetric.geometry.pair_scores import PairScores
 from unimetric.geometry.space import Space
@@ -72,7 +72,8 @@ def _labeled(index: Index, most: int | None = None) -> tuple[list[str], np.ndarr
         most: Number of images, of whole classes in random order. Defaults to all.
     """
     if LABEL not in index.columns:
-        raise unknown_column(index, LABEL)
+        hint = closest(LABEL, index.columns) or "build it with `--labels` or a csv file"
+        raise UnimetricError(f"{index.path}: has no column `{LABEL}`", hint)
     ids: list[str] = []
     labels: list[Any] = []
     for some, _, columns in index.store.scan():

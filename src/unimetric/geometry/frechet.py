@@ -81,7 +81,7 @@ def root_sum(values: Float[Tensor, "*m P"]) -> Float[Tensor, "*m"]:
     return torch.where(values > zero, values, 0).sqrt().sum(-1)
 
 
-def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) -> Float[Tensor, "*m"]:
+def newton_schulz(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
     """Return tr A^(1/2) of positive semi-definite matrices by the Newton-Schulz iteration.
 
     All steps are matrix products of one shape.
@@ -95,11 +95,6 @@ def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) ->
 
     Reference:
         Chen and Chow 2014.
-
-    Args:
-        matrix: Matrices A.
-        smallest: Fraction of the norm below which singular values of A^(1/2) count only in part.
-            Their sum is negligible.
     """
     size = matrix.shape[-1]
     flat = matrix.reshape(-1, size, size)
@@ -107,7 +102,7 @@ def newton_schulz(matrix: Float[Tensor, "*m P P"], *, smallest: float = 1e-5) ->
     scaled = flat / norm
     # Z and Y are adjacent, so that one product with a wide matrix updates both.
     both = torch.cat([scaled, torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand_as(scaled)], 2)
-    low = smallest
+    low = 1e-5  # singular values of A^(1/2) below this fraction of the norm count only in part; their sum is negligible
     while low < 1 - 1e-6:
         square = 3 / (1 + low + low * low)
         first, third = 1.5 * square**0.5, 0.5 * square**1.5

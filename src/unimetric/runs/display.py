@@ -80,14 +80,13 @@ def describe_progress(name: str, done: int, total: int, steps: int, seconds: flo
     return "  ".join(words + [note] * bool(note))
 
 
-def source_table(values: Mapping[str, float], *, width: int = 120) -> tuple[dict[str, float], list[str]]:
+def source_table(values: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
     """Separate the values of single datasets, and format them as a table.
 
-    The table has one column per dataset.
+    The table has one column per dataset. Beyond 120 characters, it continues below.
 
     Args:
         values: Metric values by key. Those of a dataset have keys such as `test/per_source/cub200`.
-        width: Largest width of the table. Wider ones continue below.
 
     Returns:
         The other values, and the lines of the table.
@@ -106,7 +105,7 @@ def source_table(values: Mapping[str, float], *, width: int = 120) -> tuple[dict
     blocks: list[dict[str, int]] = [{}]  # width of each column
     for name in dict.fromkeys(name for row in rows.values() for name in row):
         size = max(len(name), 6) + 2
-        if blocks[-1] and 2 + first + sum(blocks[-1].values()) + size > width:
+        if blocks[-1] and 2 + first + sum(blocks[-1].values()) + size > 120:
             blocks.append({})
         blocks[-1][name] = size
     lines = []
