@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,7 @@ from unimetric.config import NO_RESULT, RunConfig, split_metric
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
 from unimetric.report.published import read_papers
-from unimetric.spec import parse
+from unimetric.spec import declaration, parse
 
 #: Settings that do not define a method: the execution of a run and its precision.
 _EXECUTION = NO_RESULT | {"precision", "compile"}
@@ -224,35 +221,17 @@ def is_structure(metric: str) -> bool:
     found = re.match(r"[\w.]+(\(.*?\))?(?=/|$)", metric)
     try:
         call = parse(found[0] if found else metric)
+        inner = call.named.get("metric")
+        if isinstance(inner, str):
+            return is_structure(inner)
+        return "." not in call.name and declaration("metrics", call.name).members.get("better") == "neither"
     except UnimetricError:
         return False
-    inner = call.named.get("metric")
-    return is_structure(inner) if isinstance(inner, str) else _declared(call.name) == "neither"
 
 
 def judges(metrics: list[str]) -> list[str]:
     """Return the metrics of the test classes for which higher or lower is better."""
     return [metric for metric in metrics if split_metric(metric)[0] == "test" and not is_structure(metric)]
-
-
-@cache
-def _declared(name: str) -> str:
-    """Return the value of `better` that a metric of the package declares in a decorator."""
-    file = _METRICS / f"{name}.py"
-    if not name.isidentifier() or not file.is_file():
-        return "higher"
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            for decorator in node.decorator_list:
-                if isinstance(decorator, ast.Name) and decorator.id == "describes":
-                    return "neither"
-                for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
-                    if keyword.arg == "better" and isinstance(keyword.value, ast.Constant):
-                        return str(keyword.value.value)
-    return "higher"
-
-
-_METRICS = Path(__file__).parents[1] / "metrics"
 
 
 def format_value(metric: str, value: float) -> str:
