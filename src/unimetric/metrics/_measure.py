@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unimetric.errors import UnimetricError, closest
 from unimetric.foreign import completed
-from unimetric.geometry.pair_scores import FEWEST
+from unimetric.geometry.pair_scores import FEWEST, quantiles
 from unimetric.geometry.space import Average, Space
 from unimetric.geometry.wilson import wilson
 from unimetric.spec import bind, find, parse
@@ -140,5 +140,4 @@ def bootstrap(
     for draw in range(draws):
         drawn = torch.randint(len(count), (len(count),), generator=generator)
         means[draw] = total[drawn].sum() / count[drawn].sum()
-    low, high = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high
+    return quantiles(means, level)
