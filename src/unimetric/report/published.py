@@ -230,9 +230,7 @@ def _short(value: str) -> str:
     return value.strip("'")
 
 
-@cache
-def _protocols() -> list[PaperProtocol]:
-    return read_protocols()
+_protocols = cache(read_protocols)
 
 
 @cache
