@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -162,7 +161,7 @@ class Display:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
     def step(self, name: str, done: int, total: int, note: str = "") -> None:

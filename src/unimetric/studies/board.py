@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -43,7 +42,7 @@ class Board:
             self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.show()
         if self.live is not None:
             self.live.stop()
