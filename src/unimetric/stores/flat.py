@@ -112,15 +112,12 @@ class Flat(Store):
         return {"columns": kinds, "shards": shards, "next": following}
 
     def _open_shard(self, entry: dict[str, str]) -> Shard:
-        dead = None
         shard = Shard(self.path / entry["name"])
         if entry["dead"]:
-            rows = map_arrays(self.path / entry["dead"])[0]["rows"]
-            dead = np.zeros(shard.rows, bool)
-            dead[rows] = True
+            shard.dead = np.zeros(shard.rows, bool)
+            shard.dead[map_arrays(self.path / entry["dead"])[0]["rows"]] = True
         if shard.vectors.shape[1:] != (self.dim,) or shard.vectors.dtype != self._kind:
             raise UnimetricError(f"{shard.path}: holds vectors of another store", DAMAGED_INDEX)
-        shard.dead = dead
         return shard
 
     @contextmanager
