@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -65,7 +64,7 @@ def system_error(error: Exception) -> OSError:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
     """Raise an error with the path and a hint if the system cannot write a file."""
     try:
@@ -75,7 +74,7 @@ def _explain_failure(path: Path) -> Iterator[None]:
         raise UnimetricError(f"{path}: cannot be written: {error.strerror or error}", hint) from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` once written, and is removed on failure."""
     if not path.name:  # `.` or `/`
@@ -89,7 +88,7 @@ def atomic(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        with contextlib.suppress(OSError):  # there is nothing to remove if it could not be created
+        with suppress(OSError):  # there is nothing to remove if it could not be created
             temporary.unlink()
 
 
@@ -122,7 +121,7 @@ def remove_stale(folder: Path) -> None:
     """
     for path in folder.iterdir():
         if is_temporary(path.name):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 path.unlink()
 
 
