@@ -210,11 +210,8 @@ def load(path: str | Path | None = None, **overrides: Any) -> RunConfig:
     >>> load(seed=3).seed
     3
     """
-    settings: dict[str, Any] = {}
-    place = str(path) if path else "settings"
-    if path is not None:
-        settings = read_toml(path, like='`key = "text"` or `key = 1`')
-    return from_settings(settings | overrides, place)
+    settings = {} if path is None else read_toml(path, like='`key = "text"` or `key = 1`')
+    return from_settings(settings | overrides, str(path) if path else "settings")
 
 
 #: Configurations of the package: runs, and in `studies/` grids and searches.
