@@ -236,7 +236,6 @@ class Server:
         """
         begun = time.perf_counter()
         with self.gallery.used() as gallery:
-            question = Question(gallery, k, where)
 
             def prepare() -> Question:
                 gallery.index.find(where or None)  # a wrong filter costs no decoding
@@ -256,7 +255,7 @@ class Server:
         ]
         known = None if limit is None else bool(hits and hits[0].known)
         return {
-            "version": question.gallery.version,
+            "version": gallery.version,
             "threshold": None if limit is None else limit["threshold"],
             "known": known,
             "milliseconds": round(1000 * (time.perf_counter() - begun), 1),
