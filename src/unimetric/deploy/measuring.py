@@ -83,7 +83,6 @@ def _labeled(index: Index, most: int | None = None) -> tuple[list[str], np.ndarr
     number = {label: row for row, label in enumerate(known)} | {None: -1}
     codes = np.array([number[label] for label in labels], np.int64)
     if most is not None:
-        codes = np.where(codes < 0, -1, codes)
         order = np.random.default_rng(0).permutation(len(known))
         sizes = np.bincount(codes[codes >= 0], minlength=len(known))[order]
         chosen = order[: max(2, int(np.searchsorted(sizes.cumsum(), most, "right")))]
