@@ -170,9 +170,7 @@ class Index:
             return False
         weights = self.facts.weights
         self._load()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self.close()
         if self.facts.weights != weights:
             self._embedder = None
         return True
