@@ -40,7 +40,8 @@ class CounterRNG(nn.Module):
             seed, counter = self.state.tolist()
             self.state[1] += 1
             key = (seed * 0x9E3779B1 + counter * 0x85EBCA6B) & _MASK
-            return torch.from_numpy(_fraction(_mix((np.arange(count) + key) & _MASK)))
+            state = _mix((np.arange(count) + key) & _MASK)
+            return torch.from_numpy((state >> 8).astype(np.float32) * np.float32(2.0**-24))
         rows = torch.arange(count, device=self.state.device, dtype=torch.int64)
         # Each draw uses a separate range of the 32-bit integers. The ranges are far apart, because
         # their starts are multiples of an odd number near the golden section. Rows are only added:
@@ -65,13 +66,9 @@ def uniform(*keys: Tensor) -> Tensor:
     return (state >> 8).to(torch.float32) * 2.0**-24
 
 
-def _fraction(state: np.ndarray) -> np.ndarray:
-    return (state >> 8).astype(np.float32) * np.float32(2.0**-24)
-
-
 def _mix(x: Any) -> Any:
-    for shift, factor in ((16, 0x45D9F3B), (16, 0x45D9F3B)):  # both factors under 2^31: int64 products do not overflow
-        x = ((x ^ (x >> shift)) * factor) & _MASK
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) & _MASK  # a factor under 2^31: int64 products do not overflow
     return x ^ (x >> 16)
 
 
