@@ -241,10 +241,8 @@ def _turn_right_sides(graph: fx.GraphModule) -> None:
     """
     import torch._inductor.inductor_prims  # makes the operator known
 
-    left: Any
-    right: Any
     for product in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
-        left, right = product.args
+        left, right = _read(product)
         a, b = left.meta["val"], right.meta["val"]
         if b.dtype == torch.float32 and b.stride(0) == 1 and a.is_contiguous():
             with graph.graph.inserting_before(product):
