@@ -58,7 +58,6 @@ def tabulate(
         raise UnimetricError(f"{name}: no images are listed", "images are files that end in " + " ".join(SUFFIXES))
     if len(set(class_names.values())) != len(class_names):
         raise UnimetricError(f"{name}: two classes have the same name", "download the annotation files again")
-    everywhere = np.ones(len(paths), bool)
     groups = sorted(set(group or ()) - {""})
     group_number = {key: row for row, key in enumerate(groups)}
     table = Table(
@@ -66,8 +65,8 @@ def tabulate(
         labels=labels,
         class_names=tuple(class_names.values()),
         train=np.asarray(train, bool),
-        query=everywhere if query is None else np.asarray(query, bool),
-        gallery=everywhere if gallery is None else np.asarray(gallery, bool),
+        query=np.asarray(() if query is None else query, bool),  # a table without them has all images
+        gallery=np.asarray(() if gallery is None else gallery, bool),
         source_names=(name,),
         group=np.array([group_number.get(key, -1) for key in group or ()], np.int64),
         group_names=tuple(groups),
