@@ -6,7 +6,7 @@ number of workers or devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,11 +43,6 @@ class Draws:
     saturation: np.ndarray
     hue: np.ndarray
     crop_first: bool
-
-    def rows(self, part: slice) -> Draws:
-        """Return the draws of some of the images."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Draws(**{key: value if key == "crop_first" else value[part] for key, value in values.items()})
 
 
 def _uniform(count: int, rows: np.ndarray, *keys: int | np.ndarray) -> np.ndarray:
