@@ -21,7 +21,7 @@ from unimetric.errors import UnimetricError
 from unimetric.files import write_text
 from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
-from unimetric.images.loading import Progress, View
+from unimetric.images.loading import Progress, View, to_device
 from unimetric.images.table import Table
 from unimetric.kinds import Head
 from unimetric.metrics import measure
@@ -200,7 +200,7 @@ class GlobalTokens:
 
     def crops_of(self, positions: np.ndarray) -> Float[Tensor, "L K C"]:
         """Return the tokens of the crops of some support images."""
-        return self.crops[:, _index(np.searchsorted(self.support, positions), self.crops.device)]
+        return self.crops[:, to_device(np.searchsorted(self.support, positions), self.crops.device)]
 
 
 def embed_global(
@@ -233,7 +233,7 @@ def embed_global(
     centers = tokens(everything, View(recipe))
     support = np.unique(images.positions(np.concatenate(supports)))
     drawn = [tokens(support, View(recipe, seed=seed, epoch=number)) for number in range(crops)]
-    return GlobalTokens(centers, torch.stack(drawn or [centers[_index(support, fabric.device)]]), support)
+    return GlobalTokens(centers, torch.stack(drawn or [centers[to_device(support, fabric.device)]]), support)
 
 
 def evaluate_episode(images: TestImages, support: np.ndarray, *, zero: Tensor, few: Tensor, metrics: Sequence[str]) -> dict[str, float]:
@@ -252,7 +252,7 @@ def evaluate_episode(images: TestImages, support: np.ndarray, *, zero: Tensor, f
     query = np.flatnonzero(~np.isin(images.rows, support))
     line: dict[str, float] = {}
     for name, embeddings in (("zero", zero), ("few", few)):
-        space = space_of(embeddings[_index(query, embeddings.device)], images.table, images.rows[query])
+        space = space_of(embeddings[to_device(query, embeddings.device)], images.table, images.rows[query])
         line |= {f"{name}/{key}": value for key, value in measure(space, list(metrics)).items()}
     tuned = [key.removeprefix("few/") for key in line if key.startswith("few/")]
     return line | {f"gain/{key}": line[f"few/{key}"] - line[f"zero/{key}"] for key in tuned}
@@ -374,8 +374,8 @@ def tune_head(
         rows.append(sampler.batch(step % len(sampler)))
     batches = np.stack(rows)
     which = _draw_crops(batches, len(views), seed)
-    classes = _index(labels[batches], views.device)
-    plan = _index(which * views.shape[1] + batches, views.device)
+    classes = to_device(labels[batches], views.device)
+    plan = to_device(which * views.shape[1] + batches, views.device)
     flat = views.flatten(0, 1)
     for step in range(iterations):
         value = loss(_embed_tokens(tuned, flat[plan[step]]), classes[step])
@@ -424,8 +424,3 @@ def _boundary(config: RunConfig) -> float:
     if parse(text).name != "margin":
         return 1.2
     return float(complete_arguments("losses", text)["beta"])
-
-
-def _index(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array of integers as an index on the device."""
-    return torch.from_numpy(np.asarray(numbers, np.int64)).to(device)
