@@ -11,6 +11,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from unimetric.arguments import Count
+from unimetric.geometry.frechet import class_means
 from unimetric.geometry.space import Space
 from unimetric.kinds import Audited, Findings, Group
 
@@ -118,6 +119,4 @@ def silhouette(points: torch.Tensor, partition: np.ndarray, *, step: int = 1) ->
 
 
 def _means(points: torch.Tensor, partition: np.ndarray) -> torch.Tensor:
-    index = torch.from_numpy(partition)
-    sums = torch.zeros(int(partition.max()) + 1, points.shape[1], dtype=points.dtype).index_add_(0, index, points)
-    return sums / torch.bincount(index, minlength=len(sums))[:, None]
+    return class_means(points, torch.from_numpy(partition), int(partition.max()) + 1)
