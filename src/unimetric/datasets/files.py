@@ -16,7 +16,7 @@ from unimetric.datasets._reading import SUFFIXES, is_parquet, locate, open_parqu
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import located
 from unimetric.images.regions import file_of, join_box
-from unimetric.images.remote import find_statuses, is_remote, join_path, make_absolute, open_file
+from unimetric.images.remote import file_status, find_statuses, is_remote, join_path, make_absolute, open_file
 from unimetric.images.table import Table
 
 #: Column of a csv file that holds the paths of the images.
@@ -151,10 +151,9 @@ def _container(path: str) -> str:
 
 def _local_status(file: str) -> tuple[int, int] | None:
     try:
-        status = os.stat(file)
+        return file_status(file)
     except OSError:
         return None
-    return status.st_size, status.st_mtime_ns
 
 
 def column_types(file: str | Path) -> dict[str, type]:
