@@ -179,7 +179,7 @@ def _prepare(
         if model is not None and os.path.abspath(model) != os.path.abspath(path / facts.model):
             weights = _find_weights(model, facts.weights, settings)
         facts = check_same(facts, weights=weights, store=store, labels=labels, path=path)
-        return facts, lambda: open_own(path, facts, _local(settings))
+        return facts, lambda: open_own(path, facts, {key: value for key, value in settings.items() if key in _LOCAL})
     if model is None:
         Facts.read(path)  # raises an error
     assert model is not None
@@ -210,11 +210,6 @@ def _find_weights(model: str | Path, expected: str, settings: dict[str, Any]) ->
             overridden(load(folder / "config.toml"), settings, folder)  # checks the settings
             return expected
     return weights_of(_open_merged(model, settings)[1])
-
-
-def _local(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return those of some settings that depend on the machine."""
-    return {key: value for key, value in settings.items() if key in _LOCAL}
 
 
 def _open_merged(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, Any]:
