@@ -242,7 +242,7 @@ class Lance(Store):
     def _blocks(self, text: str | None = None) -> Iterator[Block]:
         """Yield the vectors of the points that pass a filter, and functions that return their ids."""
         for batch in self._read(["_id", "_vector"], text):
-            yield _matrix(batch.column("_vector"), self.dim), _Names(batch.column("_id"))
+            yield _matrix(batch.column("_vector"), self.dim), functools.partial(_name, batch.column("_id"))
 
     def _read(self, names: Sequence[str], text: str | None = None, batch: int = _BLOCK) -> Iterator[Any]:
         query = self._table.search().select(list(names))
@@ -336,14 +336,9 @@ def _partitions(rows: int) -> int:
     return max(1, rows // _PARTITION)
 
 
-class _Names:
-    """Ids of an Arrow column by row, converted only if they are needed."""
-
-    def __init__(self, column: Any) -> None:
-        self.column = column
-
-    def __call__(self, rows: Int[np.ndarray, "M"]) -> list[str]:
-        return self.column.take(rows).to_pylist()
+def _name(ids: Any, rows: Int[np.ndarray, "M"]) -> list[str]:
+    """Return the ids in some rows of an Arrow column."""
+    return ids.take(rows).to_pylist()
 
 
 def _matrix(column: Any, dim: int) -> Float[np.ndarray, "N D"]:
