@@ -25,12 +25,6 @@ from unimetric.runs.model import Model
 FINGERPRINT = "frozen.fingerprint"
 
 
-def fingerprint(model: Model) -> Tensor:
-    """Return the SHA-256 of the frozen tensors with their names, as (32,) bytes."""
-    state = model.state_dict()
-    return torch.tensor(list(hash_tensors({name: state[name] for name in model.frozen})), dtype=torch.uint8)
-
-
 def hash_tensors(tensors: dict[str, Tensor], notes: str = "") -> bytes:
     """Return the SHA-256 of a text and of tensors with their names, types and shapes."""
     digest = hashlib.sha256(notes.encode())
@@ -56,8 +50,9 @@ class Trained:
 
     @cached_property
     def fingerprint(self) -> Tensor:
-        """Fingerprint of the frozen tensors, computed once because they do not change."""
-        return fingerprint(self.model)
+        """SHA-256 of the frozen tensors with their names, as (32,) bytes. They do not change."""
+        state = self.model.state_dict()
+        return torch.tensor(list(hash_tensors({name: state[name] for name in self.model.frozen})), dtype=torch.uint8)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trainable parameters, and the fingerprint of frozen ones if there are any."""
