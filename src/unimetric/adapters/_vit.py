@@ -244,7 +244,7 @@ class Adapted(Backbone):
             receive the position embedding of the class token.
         attention: Branches parallel to the attention, one per adapted block.
         mlp: Branches parallel to the MLP, one per adapted block.
-        scaled: Whether LayerScale also applies to the branches; see `through`.
+        scaled: Whether LayerScale also applies to the branches; see `run_block`.
 
     Shape:
         (B, 3, H, W) -> (B, 1 + N, C)
