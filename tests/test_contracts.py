@@ -84,13 +84,6 @@ def arguments(part):
 # --- every kind: what is written about a part ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "name"), PARTS)
-def test_says_where_it_comes_from(kind, name):
-    text = inspect.getdoc(find(kind, name)) or ""
-    cited = re.search(r"\([^)]*(19|20)\d\d[^)]*\)|et al\.", text)
-    assert cited, f"{kind}/{name}.py: cite the paper in the docstring: `(Wu et al., ICCV 2017)`"
-
-
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ("losses", "miners") for name in names(kind)])
 def test_docstring_has_a_summary_and_its_sections(kind, name):
     text = inspect.getdoc(find(kind, name))
