@@ -23,7 +23,7 @@ from unimetric.files import atomic_stream
 from unimetric.stores._where import Coded
 
 _NAMES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U32": "u4", "U16": "u2", "U8": "u1"}
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def write_arrays(
@@ -139,7 +139,7 @@ class Shard:
         self._decoded: dict[str, list[str | None]] = {}  # distinct texts by column
         self.arrays, notes = map_arrays(path)
         try:
-            self.kinds = {str(name): _TYPES[kind] for name, kind in json.loads(notes)["columns"].items()}
+            self.kinds = {str(name): TYPES[kind] for name, kind in json.loads(notes)["columns"].items()}
             self.rows = len(self.arrays["vectors"])
             if not len(self.arrays["hash"]) == len(self.arrays["ends"]) == self.rows:
                 raise ValueError("its arrays have different lengths")

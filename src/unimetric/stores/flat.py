@@ -19,11 +19,10 @@ from unimetric.files import remove_stale, wait_for_lock, write_text
 from unimetric.geometry.nearest import best, exactly
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
-from unimetric.stores._shard import Shard, hash_ids, map_arrays, write_arrays
+from unimetric.stores._shard import TYPES, Shard, hash_ids, map_arrays, write_arrays
 from unimetric.stores._where import Filter, Where, comparisons, mask, read_filter
 
 VERSION = 1
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 #: Rows below which a shard is merged with others, and how many of them are left until the next merge.
 _SMALL, _FEW = 32768, 16
 #: Bytes of vectors of a merged shard, and of the scores of a block.
@@ -91,7 +90,7 @@ class Flat(Store):
             found = json.loads(file.read_text(encoding="utf-8"))
             if found["version"] > VERSION:
                 raise UnimetricError(f"{file}: was written by a newer Unimetric", "update Unimetric")
-            kinds = {str(name): _TYPES[kind] for name, kind in found["columns"].items()}
+            kinds = {str(name): TYPES[kind] for name, kind in found["columns"].items()}
             shards = [{"name": str(each["name"]), "dead": str(each["dead"])} for each in found["shards"]]
             held = {"dim": int(found["dim"]), "dtype": str(found["dtype"])}
             following = int(found["next"])
