@@ -60,13 +60,11 @@ def check_points(
         if found is None:
             continue
         kept = types.setdefault(name, found)
-        if kept is float and found is int:
-            plain = [None if value is None else float(value) for value in plain]
-        elif kept is not found:
+        if kept is not found and (kept, found) != (float, int):
             raise UnimetricError(
                 f"column `{name}` holds {kept.__name__}, got {found.__name__}", "write values of one type, or rename the column"
             )
-        elif found is float:
+        if kept is float:
             plain = [None if value is None else float(value) for value in plain]
         values[name] = plain
     return list(ids), vectors, values, types
