@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -366,16 +367,7 @@ def _decoded(name: str) -> str:
     >>> _decoded(_encoded("a_b Ä__e9_"))
     'a_b Ä__e9_'
     """
-    words, rest = "", name
-    while rest:
-        if not rest.startswith("_"):
-            words, rest = words + rest[0], rest[1:]
-        elif rest.startswith("__"):
-            words, rest = words + "_", rest[2:]
-        else:
-            code, _, rest = rest[1:].partition("_")
-            words += chr(int(code, 16))
-    return words
+    return re.sub("__|_([0-9a-f]+)_", lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
 
 
 def _literal(value: Any) -> str:
