@@ -341,9 +341,8 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
             f"{place}: `chosen_by` is {config.chosen_by}, but there are {len(config.metrics)} metrics",
             "name more `metrics`, or choose by fewer",
         )
-    if config.precision == "16-mixed" and (
-        config.clip_norm or config.clip_value
-    ):  # a fused optimizer unscales the gradient itself, after clipping
+    # A fused optimizer unscales the gradient itself, after clipping.
+    if config.precision == "16-mixed" and (config.clip_norm or config.clip_value):
         key = "clip_norm" if config.clip_norm else "clip_value"
         raise UnimetricError(f'{place}: `{key}` cannot clip with `precision = "16-mixed"`', 'use `precision = "bf16-mixed"`, or remove it')
     for key, kind in PARTS.items():

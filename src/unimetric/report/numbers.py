@@ -258,9 +258,8 @@ def shift_of(run: Record) -> float:
     if not math.isnan(run.shift):
         return run.shift
     split = str(run.settings.get("split", ""))
-    number = (
-        re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
-    )  # the splits of `ood` are not those of the paper
+    # The splits of `ood` are not those of the paper.
+    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
     distances = read_papers()["fid"].get(run.dataset.partition("(")[0], [])
     return float(distances[int(number[1]) - 1]) if number and 0 < int(number[1]) <= len(distances) else math.nan
 
