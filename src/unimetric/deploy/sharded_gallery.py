@@ -58,9 +58,8 @@ class ShardedGallery:
             own: Column of the row itself, which it must not find. -1 if there is none.
             barred: Further columns that a row must not find.
         """
-        tops = range(0, len(asking), _QUERIES)
         ahead = self._submit(asking, 0, k, own, barred)
-        for top in tops:
+        for top in range(0, len(asking), _QUERIES):
             tasks, ahead = ahead, self._submit(asking, top + _QUERIES, k, own, barred) if top + _QUERIES < len(asking) else []
             try:
                 parts = [(torch.tensor(value), torch.tensor(column)) for value, column in self.ray.get(tasks)]
