@@ -187,17 +187,6 @@ def test_colours_equal_torchvisions() -> None:
     assert not draws.gray.all()
 
 
-def test_adv_converts_to_grayscale_before_the_jitter() -> None:
-    """A red image of brightness 1.2: 0.2989 * 1.2 if it is gray first, 0.2989 if the brightness is clamped first."""
-    recipe, sizes, channels = create("transforms", "adv(grayscale=1.0)"), np.ones((64, 2)), (1, 3, 1, 1)
-    draws = random_draws(recipe, sizes, np.arange(64), seed=0, epoch=0)
-    images = torch.tensor([255.0, 0, 0]).view(channels).expand(64, 3, 8, 8)
-    ours = color(images, torch.from_numpy(plan_of(draws, sizes)), torch.zeros(channels), torch.ones(channels), recipe)
-    expected = torch.from_numpy(0.2989 * draws.brightness).float()
-    assert (draws.brightness > 1.1).any()
-    torch.testing.assert_close(ours, expected[:, None, None, None].expand_as(ours), atol=1e-3, rtol=0)
-
-
 @pytest.mark.parametrize("name", names("transforms"))
 def test_every_transform_builds_a_recipe(name: str) -> None:
     recipe = create("transforms", name)
