@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from unimetric.arguments import Count, Form, Natural, NonNegative, Range, Seed, requirement, suggestion
-from unimetric.errors import UnimetricError, closest
+from unimetric.errors import UnimetricError, closest, locating
 from unimetric.spec import OFFERED, bind_arguments, declaration, find, parse
 
 #: Precisions of Lightning Fabric, and `auto`.
@@ -366,10 +366,8 @@ def _check_choice(config: RunConfig, place: str) -> None:
                 f"{place}: metrics: `{text}` is measured on the training images, which cannot select the best epoch",
                 "put another metric before it, such as `recall(k=1)`",
             )
-        try:
+        with locating(f"{place}: metrics"):
             judges = better(text) != "neither"
-        except UnimetricError as error:
-            raise UnimetricError(f"{place}: metrics: {error.message}", error.hint) from None
         if not judges:
             raise UnimetricError(
                 f"{place}: metrics: `{text}` is a structure metric, which cannot select the best epoch",
@@ -382,10 +380,8 @@ def check_part(kind: str, text: str, place: str, key: str) -> None:
 
     Run-provided arguments count as given.
     """
-    try:
+    with locating(f"{place}: {key}"):
         bind_arguments(kind, text, **OFFERED)
-    except UnimetricError as error:
-        raise UnimetricError(f"{place}: {key}: {error.message}", error.hint) from None
 
 
 def better(text: str) -> str:

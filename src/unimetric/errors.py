@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 #: Error numbers of the system for a full disk or an exceeded quota.
@@ -39,6 +40,15 @@ class NotFound(UnimetricError):
 
 class Unavailable(UnimetricError):
     """Failure of a database or a disk. The same request may succeed later."""
+
+
+@contextmanager
+def locating(place: str) -> Iterator[None]:
+    """Put the place of a mistake before the message of its error."""
+    try:
+        yield
+    except UnimetricError as error:
+        raise UnimetricError(f"{place}: {error.message}", error.hint) from error.__cause__
 
 
 def hide_passwords(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from unimetric.config import RunConfig
 from unimetric.declarations import Declaration, defined
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, locating
 from unimetric.spec import OFFERED, bind_arguments, complete_arguments, declaration, parse
 
 
@@ -30,10 +30,8 @@ def check_declared_fit(config: RunConfig, place: str) -> None:
     Raises:
         UnimetricError: The components do not fit together.
     """
-    try:
+    with locating(place):
         _check(config)
-    except UnimetricError as error:
-        raise UnimetricError(f"{place}: {error.message}", error.hint) from None
 
 
 def _check(config: RunConfig) -> None:

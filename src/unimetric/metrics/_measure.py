@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unimetric.errors import UnimetricError, closest
+from unimetric.errors import UnimetricError, closest, locating
 from unimetric.foreign import completed
 from unimetric.geometry.pair_scores import FEWEST, quantiles
 from unimetric.geometry.space import Average, Space
@@ -35,7 +34,7 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
         space.expect(completed("metrics", metric).depth(space, **arguments))
     values: dict[str, float] = {}
     for text, metric, arguments in calls:
-        with _naming(text):
+        with locating(f"`{text}`"):
             value = metric(space, **arguments)
         # Convert to plain numbers, because an `Average` also stores its terms.
         if isinstance(value, dict):
@@ -56,17 +55,8 @@ def check_roles(space: Space, texts: Sequence[str]) -> None:
     """
     for text in texts:
         metric, arguments = bind("metrics", text)
-        with _naming(text):
+        with locating(f"`{text}`"):
             completed("metrics", metric).check(space, **arguments)
-
-
-@contextmanager
-def _naming(text: str) -> Iterator[None]:
-    """Name the metric in its errors."""
-    try:
-        yield
-    except UnimetricError as error:
-        raise UnimetricError(f"`{text}`: {error.message}", error.hint) from error.__cause__
 
 
 def explain(text: str) -> str:
@@ -98,7 +88,7 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
     if method not in ("bootstrap", "wilson"):
         raise UnimetricError(f"unknown interval method `{method}`", closest(method, ("bootstrap", "wilson")))
     metric, arguments = bind("metrics", text)
-    with _naming(text):
+    with locating(f"`{text}`"):
         value = metric(space, **arguments)
     if not isinstance(value, Average):
         raise UnimetricError(f"an interval requires a mean over queries, got `{text}`", "use recall, map_at_r, ...")

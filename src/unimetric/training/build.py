@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from unimetric.config import RunConfig
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, locating
 from unimetric.foreign import completed
 from unimetric.kinds import Objective
 from unimetric.runs.model import Model, adapted, loss_of, loss_with_geometry
@@ -119,17 +119,14 @@ def check_fit(config: RunConfig, place: str) -> None:
         UnimetricError: A component is missing or does not fit.
     """
     labels = np.repeat(np.arange(config.batch_size), 2)
-    try:
-        with Undrawn():  # no value of a parameter matters here
-            part, arguments = bind("backbones", config.backbone)
-            for key, nothing in (("pretrained", False), ("weights", "")):
-                if key in signature(part).parameters:
-                    arguments[key] = nothing
-            backbone = adapted(completed("backbones", part(**arguments)), config)
-            model = Model(backbone, create("heads", config.head, features=backbone.channels))
-            build_objective(config, model, num_classes=config.batch_size)
-            create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
-            create("transforms", config.transform)
-            loss_with_geometry(config, model.dim)
-    except UnimetricError as error:
-        raise UnimetricError(f"{place}: {error.message}", error.hint) from None
+    with locating(place), Undrawn():  # no value of a parameter matters here
+        part, arguments = bind("backbones", config.backbone)
+        for key, nothing in (("pretrained", False), ("weights", "")):
+            if key in signature(part).parameters:
+                arguments[key] = nothing
+        backbone = adapted(completed("backbones", part(**arguments)), config)
+        model = Model(backbone, create("heads", config.head, features=backbone.channels))
+        build_objective(config, model, num_classes=config.batch_size)
+        create("samplers", config.sampler, labels=labels, batch_size=config.batch_size, seed=config.seed)
+        create("transforms", config.transform)
+        loss_with_geometry(config, model.dim)
