@@ -41,7 +41,7 @@ def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> floa
 def diverged(folder: Path, problem: str) -> UnimetricError:
     """Return the error of a run that cannot continue, with its last checkpoint if any."""
     kept = "; the last checkpoint is unchanged" if (folder / CHECKPOINT).exists() else ""
-    hint = "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`"
+    hint = "lower the learning rate, set `clip_norm = 1.0`, or use `precision = '32-true'`; if programs share the GPU, try it alone"
     return UnimetricError(f"{folder}: {problem}{kept}", hint)
 
 
