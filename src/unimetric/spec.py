@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -179,7 +179,10 @@ def declaration(kind: str, name: str) -> Declaration:
     if "." in name:
         part = _find_outside(kind, name)
         signature(part)
-        return declared_by(part, has_inputs=kind not in _WITHOUT_INPUTS)
+        declared = declared_by(part, has_inputs=kind not in _WITHOUT_INPUTS)
+        if kind == "optimizers" and inspect.isclass(part):  # its first argument is what it trains
+            return replace(declared, parameters=dict(list(declared.parameters.items())[1:]))
+        return declared
     file = os.path.join(os.path.dirname(__file__), kind, f"{name}.py")
     if kind not in KINDS or name.startswith("_") or name != name.lower() or not os.path.isfile(file):
         raise UnimetricError(f"no `{_short(name)}` in {kind}", _other(kind, name) or closest(name[:200], names(kind)))

@@ -359,6 +359,17 @@ def test_a_resumed_run_needs_the_weights_of_its_best_epoch(config: RunConfig, tm
     assert train(config, tmp_path, quiet=True)["epoch"] == 0
 
 
+def test_an_optimizer_class_from_outside(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def descend(groups, *, rate):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with trusting("torch", "mine"):
+        train(changed(config, epochs=1, optimizer="torch.optim.Adagrad(lr=0.02, eps=1e-6)"), tmp_path / "run", quiet=True)
+        with pytest.raises(UnimetricError, match="has no argument `lr`"):
+            train(changed(config, optimizer="mine.descend(rate=0.1)"), tmp_path / "second", quiet=True)
+    notes = read_tensors(tmp_path / "run" / "checkpoint.safetensors")[1]
+    assert "eps" in json.dumps(notes) and "0.02" in json.dumps(notes)
+
+
 def test_metrics_choose_the_epoch_each_in_its_own_direction(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "measures.py").write_text(MEASURES)
     monkeypatch.syspath_prepend(tmp_path)

@@ -87,6 +87,8 @@ def build_optimizer(config: RunConfig, model: Model, objective: Objective) -> to
         UnimetricError: Nothing is trainable, or the optimizer rejects its arguments.
     """
     part, arguments = bind("optimizers", config.optimizer)
+    if "lr" not in signature(part).parameters:
+        raise UnimetricError(f"`optimizer = {config.optimizer!r}`: has no argument `lr`", "name a function `(groups, *, lr)` that calls it")
     lr = arguments.get("lr", signature(part).parameters["lr"].default)
     groups: list[dict[str, Any]] = []
     parameters = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
