@@ -8,7 +8,9 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
 import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -38,6 +40,20 @@ def test_the_literal_forms_of_crt_are_the_head(monkeypatch: pytest.MonkeyPatch) 
     head, tokens = head.double(), tokens.double()
     for form in crt.FORMS.values():
         torch.testing.assert_close(form(head).branches(tokens), head.branches(tokens))
+
+
+def test_sharing_notices_a_wrong_block_of_a_transformer_without_pretrained_weights() -> None:
+    sharing = importlib.import_module("sharing")
+    network = timm.create_model("test_vit", init_values=1e-5, num_classes=0)
+    sharing.count_all_blocks(network)
+    images = torch.randn(2, 3, 160, 160)
+    with torch.inference_mode():
+        right = sharing.checksum(network.forward_features(images)).numpy()
+        network.blocks[3].attn.register_forward_hook(lambda _part, _given, out: out.flip(1))
+        found = sharing.checksum(network.forward_features(images)).numpy()
+    assert sharing.wrong(right, found).tolist() == [0, 1]
+    assert sharing.wrong(right, right).tolist() == []
+    assert sharing.wrong(right, np.full_like(right, np.nan)).tolist() == [0, 1]
 
 
 def test_machine_reports_processor_and_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
