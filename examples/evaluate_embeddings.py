@@ -9,11 +9,12 @@ bounded memory, and never returns the query itself. `--size` limits the memory o
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-import numpy as np
 import torch
 
-from unimetric import Space
+from unimetric import Space, UnimetricError
+from unimetric.files import read_arrays
 from unimetric.metrics import explain, interval, measure
 
 METRICS = ["recall(k=1)", "recall(k=10)", "map_at_r", "nmi"]
@@ -26,15 +27,20 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="MiB of memory for the search")
     options = parser.parse_args()
 
-    with np.load(options.file) as arrays:
-        embeddings, labels = arrays["embeddings"], arrays["labels"]
-    space = Space(torch.from_numpy(embeddings), torch.from_numpy(labels), memory=options.size * 2**20)
+    arrays = read_arrays(Path(options.file), "save it with numpy.savez(path, embeddings=..., labels=...)")
+    space = Space(torch.from_numpy(arrays["embeddings"]), torch.from_numpy(arrays["labels"]), memory=options.size * 2**20)
     for name, value in measure(space, METRICS).items():
         print(f"{name}: {value:.3f}  {explain(name)}")
-    low, high = interval(space, "recall(k=1)")
-    print(f"recall(k=1), 95 % interval over classes: {low:.3f} to {high:.3f}")
+    try:
+        low, high = interval(space, "recall(k=1)")
+        print(f"recall(k=1), 95 % interval over classes: {low:.3f} to {high:.3f}")
+    except UnimetricError as error:  # there are too few classes
+        print(error.message)
     print(f"queries without a match: {space.unmatched}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UnimetricError as error:
+        raise SystemExit(f"error: {error}") from None

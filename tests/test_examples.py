@@ -63,3 +63,6 @@ def test_evaluate_embeddings(tmp_path: Path) -> None:
     said = run("evaluate_embeddings.py", "made.npz", folder=tmp_path)
     assert recall(said) == 1.0
     assert "queries without a match: 0" in said
+    np.savez(tmp_path / "made.npz", embeddings=embeddings[:50], labels=labels[:50])
+    said = run("evaluate_embeddings.py", "made.npz", folder=tmp_path)
+    assert "an interval over classes needs queries of at least 8 classes, got 5" in said
