@@ -47,18 +47,24 @@ def box_paths(source: str | Path, rows: Sequence[tuple[int, Row]], paths: Sequen
 
     Raises:
         UnimetricError: A box is not four numbers, is empty, or exceeds its image. `clip` accepts boxes that are partly inside.
+            Or an image or a box is listed twice.
     """
     found = [None if boxes == "ignore" else _read(source, number, row) for number, row in rows]
     files = list(dict.fromkeys(path for path, box in zip(paths, found, strict=True) if box is not None))
     with closing(map_in_order(image_size, files, 4 * count_cores())) as sizes:  # waits for the disk, not for the processor
         size_of = dict(zip(files, sizes, strict=True))
-    result = []
+    result: dict[str, int] = {}
     for (number, _), path, box in zip(rows, paths, found, strict=True):
         size = size_of.get(path)
         if box is not None and size is not None:  # an image that is missing or broken is reported when it is listed or decoded
             box = _inside(source, number, path, box, size, clip=boxes == "clip")
-        result.append(join_box(path, box and (max(0, box[0]), max(0, box[1]), *box[2:])))
-    return result
+        path = join_box(path, box and (max(0, box[0]), max(0, box[1]), *box[2:]))
+        if result.setdefault(path, number) != number:
+            raise UnimetricError(
+                f"`{source}`, line {number}: `{path}` is listed in line {result[path]} already",
+                "list an image or a box once, because it would find itself",
+            )
+    return list(result)
 
 
 def _inside(source: str | Path, number: int, path: str, box: Box, size: tuple[int, int], *, clip: bool) -> Box:

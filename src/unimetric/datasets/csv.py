@@ -73,13 +73,7 @@ def csv(
     labels = [label for _, label in pairs]
     paths = box_paths(source, rows, [join_path(base, path) for path, _ in pairs], boxes)
     parts = []
-    seen: dict[str, int] = {}
-    for (number, row), path in zip(rows, paths, strict=True):
-        if seen.setdefault(path, number) != number:
-            raise UnimetricError(
-                f"`{source}`, line {number}: `{path}` is listed in line {seen[path]} already",
-                "list an image or a box once, because it would find itself",
-            )
+    for number, row in rows:
         part = (row.get("split") or "").strip().lower()
         if "split" in row and train is None and part not in PARTS:
             raise UnimetricError(f"`{source}`, line {number}: unknown split `{part}`", closest(part, PARTS))
