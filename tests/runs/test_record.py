@@ -311,7 +311,7 @@ def folders(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     )
     train(config, place / "finished", quiet=True)
     interrupt(config, place / "interrupted")
-    assert "broken.png" in (place / "finished" / "skipped.txt").read_text()
+    assert (place / "finished" / "skipped.txt").read_text().count("broken.png") == 1
     return Folders(config, place)
 
 

@@ -356,7 +356,7 @@ def find_bad(table: Table, *, workers: int = 2, progress: Progress | None = None
         except Unreachable:
             raise
         except UnimetricError as error:
-            return error.message
+            return error.message.removeprefix(f"{path}: ")
         return ""
 
     bad = []

@@ -50,14 +50,15 @@ def readable(
         return rows, []
     unique = np.unique(rows)
     bad = find_bad(table.take(unique), workers=config.workers, progress=progress)
+    skipped = [(table.paths[unique[row]], reason) for row, reason in bad]
     kept = rows[~np.isin(rows, unique[[row for row, _ in bad]])]
     if len(np.unique(table.labels[kept])) < 2:
         raise UnimetricError(
             f"`dataset = {config.dataset!r}`: at least two training and two test classes must be left without the {len(bad)} images "
-            f"that cannot be read; the first: {bad[0][1] if bad else 'none'}",
+            f"that cannot be read; the first: {': '.join(skipped[0]) if skipped else 'none'}",
             "replace these images",
         )
-    return kept, [(table.paths[unique[row]], reason) for row, reason in bad]
+    return kept, skipped
 
 
 def read_watched(config: RunConfig) -> dict[str, Table]:
