@@ -154,6 +154,16 @@ def write_bytes(path: Path, data: bytes) -> None:
 CHUNK = 1 << 24
 
 
+def sync_folder(path: Path) -> None:
+    """Make the new names in a folder survive a power failure, if its file system can."""
+    with suppress(OSError, AttributeError):
+        folder = os.open(path, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
 @contextmanager
 def atomic_stream(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file that gets its name only when it is complete and on disk.
@@ -182,12 +192,7 @@ def atomic_stream(path: Path) -> Iterator[IO[bytes]]:
         finally:
             with suppress(OSError):
                 hidden.unlink(missing_ok=True)
-        with suppress(OSError, AttributeError):  # makes the new name survive a power failure; not on all file systems
-            folder = os.open(path.parent, os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         if error.errno in FULL_DISK:
             reason, hint = "the disk is full", "free some space, write elsewhere, or use a smaller short_side or quality"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import errno
 import functools
 import io
 import json
@@ -14,6 +15,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -430,6 +432,21 @@ def test_feedback_survives_a_partial_line(tmp_path: Path) -> None:
     feedback.append({"query": "c", "match": "d", "vote": "down"})
     assert [vote["query"] for vote in feedback] == ["a", "c"]
     assert "'=cmd()" in feedback.as_csv()
+
+
+def test_votes_on_a_file_system_that_cannot_sync_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    feedback = Feedback(tmp_path)
+    feedback.check()
+    feedback.append({"query": "a", "match": "b", "vote": "up"})
+    assert len(list(feedback)) == 1
 
 
 def test_vote_on_a_full_disk_is_stored_or_an_error(tmp_path: Path, small_disk: Callable[[], AbstractContextManager[None]]) -> None:

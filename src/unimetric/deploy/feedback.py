@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unimetric.errors import UnimetricError
-from unimetric.files import write_bytes
+from unimetric.files import sync_folder, write_bytes
 from unimetric.report.escape import for_csv
 
 FILE, IMAGES = "feedback.jsonl", "feedback"
@@ -49,11 +49,7 @@ class Feedback:
             if file.read(1) != b"\n":  # a process was killed in the middle of a line
                 file.write(b"\n")
         if fresh:
-            folder = os.open(self.file.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # the new name must survive a power failure as well
-            finally:
-                os.close(folder)
+            sync_folder(self.file.parent)
         return file
 
     def save_image(self, data: bytes, kind: str) -> str:
