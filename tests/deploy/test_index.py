@@ -595,6 +595,8 @@ def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, im
         Index.create(other, images, index.path)
     with pytest.raises(UnimetricError, match=r"was built with `--store \"flat\"`"):
         Index.create(run, images, index.path, store="flat(dtype='int8')")
+    with pytest.raises(UnimetricError, match=r"was built with `transform = 'glyphs\(size=32\)'`, got 'glyphs\(size=16\)'"):
+        Index.create(run, images, index.path, transform="glyphs(size=16)")
     with pytest.raises(UnimetricError, match=r"shape \(Q, 8\) of the index's model, got float32 \(1, 9\)"):
         index.search_vectors(np.ones((1, 9), np.float32))
     with pytest.raises(UnimetricError, match="finite and not zero"):

@@ -489,6 +489,28 @@ def test_new_version_is_opened_without_a_failed_request(index: Path, colored: Pa
     assert "unimetric_reloads_total 1.0" in httpx.get(f"{address}/metrics", timeout=60).text
 
 
+def test_another_index_with_the_same_path_is_served(index: Path, colored: Path, live: Callable[..., str], tmp_path: Path) -> None:
+    Index.create(colored / "run", colored / "images" / "class 0", tmp_path / "other", workers=0, device="cpu").close()
+    address, opened = live(index), Index.open(index, device="cpu")
+    index.rename(tmp_path / "earlier")
+    (tmp_path / "other").rename(index)
+    assert opened.version != opened.facts.version
+    end = time.monotonic() + 20
+    while httpx.get(f"{address}/info", timeout=60).json()["images"] != 8:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_another_index_with_the_same_weights_crops_in_its_own_way(index: Path, colored: Path, tmp_path: Path) -> None:
+    other, images = tmp_path / "other", colored / "images" / "class 0"
+    Index.create(colored / "run", images, other, workers=0, device="cpu", transform="base(size=32, resize=64)").close()
+    opened = Index.open(index, device="cpu")
+    assert opened.embedder.view.recipe.resize == 32
+    index.rename(tmp_path / "earlier")
+    other.rename(index)
+    assert opened.refresh() and opened.embedder.view.recipe.resize == 64
+
+
 def test_new_version_is_opened_after_a_failure(index: Path, live: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     address, opened, failures = live(index), server.Gallery, []
 

@@ -178,7 +178,7 @@ def _prepare(
         weights = ""
         if model is not None and os.path.abspath(model) != os.path.abspath(path / facts.model):
             weights = _find_weights(model, facts.weights, settings)
-        facts = check_same(facts, weights=weights, store=store, labels=labels, path=path)
+        facts = check_same(facts, weights=weights, transform=settings.get("transform"), store=store, labels=labels, path=path)
         return facts, lambda: open_own(path, facts, {key: value for key, value in settings.items() if key in _LOCAL})
     if model is None:
         Facts.read(path)  # raises an error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from unimetric.config import RunConfig, to_toml
 from unimetric.deploy.placement import Placement
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import write_text
+from unimetric.spec import create
 
 FORMAT = 1
 FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
@@ -48,6 +50,7 @@ class Facts:
         placement: Geometry of the vectors, with the center and scale of the first build.
         report: What the store has measured.
         runtime: Runtime of the model: `torch`, or `onnx` for an exported file.
+        build: Random text of the first build. Empty in an index of an earlier version.
     """
 
     format: int
@@ -70,6 +73,7 @@ class Facts:
     placement: Placement
     report: dict[str, Any]
     runtime: str = "torch"
+    build: str = ""
 
     @property
     def model(self) -> str:
@@ -78,8 +82,13 @@ class Facts:
 
     @property
     def version(self) -> str:
-        """Text that changes when the index has changed."""
-        return f"{self.weights[:12]}-{self.generation}"
+        """Text that changes when the index has changed, or another one has its path."""
+        return "-".join(filter(None, (self.weights[:12], str(self.generation), self.build)))
+
+    @property
+    def network(self) -> tuple[str, ...]:
+        """Texts that are the same in two indexes only if one model embeds for both."""
+        return self.weights, self.backbone, self.head, self.transform, self.placement.geometry
 
     def write(self, folder: Path) -> None:
         """Write the file atomically."""
@@ -174,10 +183,11 @@ def new_facts(config: RunConfig, *, dim: int, store: str, labels: bool, placemen
         placement=placement,
         report={},
         runtime=runtime,
+        build=secrets.token_hex(4),
     )
 
 
-def check_same(facts: Facts, *, weights: str, store: str | None, labels: bool | None, path: Path) -> Facts:
+def check_same(facts: Facts, *, weights: str, transform: str | None, store: str | None, labels: bool | None, path: Path) -> Facts:
     """Raise an error if an index was built in another way.
 
     Returns its facts with the new options.
@@ -185,6 +195,7 @@ def check_same(facts: Facts, *, weights: str, store: str | None, labels: bool | 
     Args:
         facts: Facts of the index.
         weights: Hash of the weights of the given model; empty for the index's own.
+        transform: Transform spec string, or None for that of the index.
         store: Spec string of the store, or None for that of the index.
         labels: Whether folders are classes, or None for the choice of the index.
         path: Index folder, for errors.
@@ -193,6 +204,10 @@ def check_same(facts: Facts, *, weights: str, store: str | None, labels: bool | 
         raise UnimetricError(
             f"{path}: was built by another model ({facts.backbone}, weights {facts.weights[:12]})",
             f"choose another --out, or use its own model: `{path / facts.model}`",
+        )
+    if transform is not None and create("transforms", transform) != create("transforms", facts.transform):
+        raise UnimetricError(
+            f"{path}: was built with `transform = {facts.transform!r}`, got {transform!r}", "choose another folder, or the same transform"
         )
     if store is not None and store != facts.store:
         raise UnimetricError(f'{path}: was built with `--store "{facts.store}"`', "choose another --out, or use the same store")

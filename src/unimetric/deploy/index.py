@@ -168,10 +168,10 @@ class Index:
         """Read the index again if it has changed on disk. Return whether it has."""
         if self._stamp() == self._seen:
             return False
-        weights = self.facts.weights
+        network = self.facts.network
         self._load()
         self.close()
-        if self.facts.weights != weights:
+        if self.facts.network != network:
             self._embedder = None
         return True
 

@@ -213,7 +213,7 @@ class Server:
                 old.retire()
 
     def _open_new(self) -> Gallery | None:
-        """Return the gallery of a new version, with the old model if its weights are the same."""
+        """Return the gallery of a new version, with the old model if that is the same."""
         old = self.gallery
         if old.index.version == old.version:
             return None
@@ -221,7 +221,7 @@ class Server:
         if index.facts.state == "building":
             return None
         assert index.store is not None  # opens it
-        return Gallery(index, old.embedder if index.facts.weights == old.index.facts.weights else None)
+        return Gallery(index, old.embedder if index.facts.network == old.index.facts.network else None)
 
     # --- search ------------------------------------------------------------------------------------------------------
 
