@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from unimetric import Index
 from unimetric.cli import app
+from unimetric.deploy import watch as watching
 from unimetric.deploy.measuring import calibrate_index
-from unimetric.deploy.watch import Reference, open_curve, predict_recall, watch
+from unimetric.deploy.watch import CURVE, Reference, open_curve, predict_recall, watch
 from unimetric.errors import UnimetricError
 from unimetric.geometry.frechet import frechet_distance
 
@@ -109,6 +110,13 @@ def test_curve_has_the_version_that_was_measured(index: Path) -> None:
         assert open_curve(opened, fit=True, progress=change)["version"] == before != opened.version
     with Index.open(index, device="cpu") as opened:
         assert open_curve(opened, fit=False, progress=None) is None
+
+
+def test_curve_that_cannot_be_written_is_not_measured(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (index / CURVE).mkdir()
+    monkeypatch.setattr(watching, "fit_curve", None)  # the call would be an error
+    with Index.open(index, device="cpu") as opened, pytest.raises(UnimetricError, match="is a folder"):
+        open_curve(opened, fit=True, progress=None)
 
 
 def test_prediction_covers_measured_recall() -> None:
