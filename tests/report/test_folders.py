@@ -84,6 +84,11 @@ def _flip(path: Path, byte: int, bit: int) -> None:
     path.write_bytes(bytes(data))
 
 
+def test_one_run_is_not_plural(runs: Callable[..., Path], tmp_path: Path) -> None:
+    report([runs(1)], tmp_path / "report.html")
+    assert "1 run, 1 method, on" in (tmp_path / "report.html").read_text()
+
+
 def test_settings_may_start_with_byte_order_mark(runs: Callable[..., Path]) -> None:
     place = runs(1)
     file = next(place.glob("*/config.toml"))

@@ -56,7 +56,8 @@ def clusters(gallery: Audited, *, most: Count = 40, shown: Count = 8) -> Finding
         rows = np.flatnonzero(chosen == number)
         rows = rows[np.argsort(far[rows], kind="stable")][:shown].tolist()
         labels = [str(gallery.labels[row]) if gallery.labels[row] is not None else "" for row in rows]
-        groups.append(Group(f"cluster {number}: {sizes[number]} images", [gallery.ids[row] for row in rows], labels))
+        size = f"{sizes[number]} {'image' if sizes[number] == 1 else 'images'}"
+        groups.append(Group(f"cluster {number}: {size}", [gallery.ids[row] for row in rows], labels))
     table = [
         {"id": id_, "cluster": int(number), "distance": round(float(distance), 5)}
         for id_, number, distance in zip(gallery.ids, chosen, far, strict=True)

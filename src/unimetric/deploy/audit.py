@@ -72,7 +72,7 @@ def audit(
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
         audits = _without_labels(index, audits) if label not in index.columns else audits
         found = {text: create("audits", text, gallery=gallery) for text in audits}
-        note = f"{index.path.name}: {total:,} images"
+        note = f"{index.path.name}: {total:,} {'image' if total == 1 else 'images'}"
         if total > len(gallery.ids):
             note += f", every {-(-total // _MOST)}th of them audited"
         files = _file_names(out, found)
