@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ def _check_numbers(folder: Path) -> None:
     try:
         check_files(folder, ("done", "metrics.jsonl"))
     except UnimetricError as error:
-        raise _Skipped(folder, one_line(error.message)) from None
+        raise _Skipped(folder, one_line(error.message.removeprefix(f"{folder}{os.sep}"))) from None
 
 
 def _settings(path: Path) -> dict[str, Any]:
