@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from unimetric.cli.train import _load, train
+from unimetric.cli.train import _is_setting, _load, train
 from unimetric.config import load
 from unimetric.errors import UnimetricError
 from unimetric.runs.choices import choose_settings
@@ -118,6 +118,13 @@ def test_folder_name_may_have_an_equals_sign(tmp_path: Path) -> None:
     assert load("laptop").dataset != _load(str(root), ["device=cpu"], quiet=True).dataset
     with pytest.raises(UnimetricError, match="unknown key `sed`"):
         _load("sed=3", [])
+
+
+@pytest.mark.parametrize("word", ["(" * 5000 + "=small", "a\0b=small"])
+def test_words_that_no_path_can_have_are_settings(word: str) -> None:
+    with pytest.raises(UnimetricError, match="unknown key"):
+        _load(None, [word])
+    assert _is_setting(word)
 
 
 def test_folder_and_dataset_contradict_each_other(tmp_path: Path) -> None:

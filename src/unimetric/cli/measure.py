@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,7 +112,7 @@ def evaluate(
             numbers = run(target, part=part, save=save, progress=progress, **more, **options, **overrides)
         else:
             name = target.partition("(")[0]
-            is_file = Path(target).is_file() or name.endswith((".index", ".pack"))
+            is_file = os.path.isfile(target) or name.endswith((".index", ".pack"))
             if ("." not in name and name not in names("backbones")) or "/" in name or is_file:
                 raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
             config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")

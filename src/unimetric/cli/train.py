@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +56,8 @@ def _choose(root: str, overrides: dict[str, Any], *, quiet: bool) -> Any:
 
 def _is_setting(word: str) -> bool:
     key, equals, _ = word.partition("=")
-    return bool(equals) and not word.endswith(".toml") and (key.isidentifier() or not Path(word).is_dir())
+    # `os.path.isdir` accepts words that are too long for a path.
+    return bool(equals) and not word.endswith(".toml") and (key.isidentifier() or not os.path.isdir(word))
 
 
 def train(
