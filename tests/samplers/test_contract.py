@@ -1,6 +1,7 @@
 """What every sampler must do, for every file in `samplers/`: a new one is covered by being there."""
 
 import inspect
+import pickle
 import re
 
 import numpy as np
@@ -200,3 +201,14 @@ def test_the_gpu_chooses_as_the_cpu_does_and_refresh_waits_for_nothing(name):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert same >= 0.9 * len(here)  # rounding may settle a near tie the other way
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_started_sampler_can_be_pickled(name):
+    sampler = build(name)
+    sampler.batch(0)
+    copy = pickle.loads(pickle.dumps(sampler))
+    for step in range(min(3, len(sampler))):
+        assert np.array_equal(copy.batch(step), sampler.batch(step))
+    sampler.load_state_dict(copy.state_dict())
+    assert np.array_equal(pickle.loads(pickle.dumps(sampler)).batch(0), copy.batch(0))

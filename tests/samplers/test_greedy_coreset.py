@@ -56,7 +56,7 @@ def test_the_batch_is_the_centres_of_the_big_batch_each_with_its_class():
 def test_mates_repeat_only_where_a_class_has_no_more():
     labels = np.array([0] * 2 + [1] * 3 + [2] * 40)
     sampler = create("samplers", "greedy_coreset(n=4)", labels=labels, batch_size=24, seed=0)
-    two = sampler._add_class_mates(np.array([0, 1, 2, 10, 11, 12]), np.random.default_rng(0)).reshape(6, 4)
+    two = sampler._add_class_mates(np.array([0, 1, 2, 10, 11, 12]), np.random.default_rng(0), np.arange(6)).reshape(6, 4)
     assert (labels[two] == labels[two[:, :1]]).all()
     assert set(two[2]) == {2, 3, 4}
     assert len(set(two[3:].ravel())) == 12

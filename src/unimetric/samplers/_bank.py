@@ -125,7 +125,7 @@ class Bank:
             self._settle(device)
             self.embeddings = new.to(device, copy=True)
             keys = [(int(epoch), int(step)) for epoch, step in state["kept"].tolist()]
-            self.kept = {key: PendingBatch(rows.cpu().clone(), lambda rows: rows) for key, rows in zip(keys, state["rows"], strict=True)}
+            self.kept = {key: PendingBatch(rows.cpu().clone(), np.asarray) for key, rows in zip(keys, state["rows"], strict=True)}
 
     def _filled(self, device: torch.device | None = None) -> Tensor:
         if self.embeddings is None:

@@ -65,4 +65,4 @@ class FrechetMatching(EmbeddedSampler):
     def _choose(self, embeddings: Float[Tensor, "N D"], epoch: int, step: int) -> Choice:
         rows, positions = self.candidates.draw(epoch, step)
         cost = self.cost(embeddings[to_device(rows, embeddings.device)], to_device(positions, embeddings.device))
-        return cost.argmin(), lambda best: rows[positions[best]]
+        return cost.argmin(), rows[positions].__getitem__

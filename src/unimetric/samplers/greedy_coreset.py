@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -59,11 +61,11 @@ class GreedyCoreset(EmbeddedSampler):
         rows = np.resize(rows, max(len(rows), self.centers))
         select_centers = centers_by_table if embeddings.is_cuda else centers_by_product
         chosen = select_centers(embeddings[to_device(rows, embeddings.device)], self.centers)
-        return chosen, lambda positions: self._add_class_mates(rows[positions], rng)
+        return chosen, partial(self._add_class_mates, rows, rng)
 
-    def _add_class_mates(self, centers: Int[np.ndarray, "K"], rng: np.random.Generator) -> Int[np.ndarray, "B"]:
-        """Return each center, followed by n - 1 random others of its class."""
-        classes, others = self.classes, self.n - 1
+    def _add_class_mates(self, rows: Int[np.ndarray, "S"], rng: np.random.Generator, chosen: Int[np.ndarray, "K"]) -> Int[np.ndarray, "B"]:
+        """Return each chosen row, a center, followed by n - 1 random others of its class."""
+        centers, classes, others = rows[chosen], self.classes, self.n - 1
         present, slot, count = np.unique(classes.number[centers], return_inverse=True, return_counts=True)
         # A stride of n steps per center visits n - 1 rows that are not centers, if the class has them.
         steps = count * self.n
