@@ -198,3 +198,10 @@ def test_it_learns(tmp_path: Path, head: str, objective: str) -> None:
     before, after = lines[0]["test/recall(k=1)"], lines[-1]["test/recall(k=1)"]
     assert after > 1.5 * before, f"{before:.3f} -> {after:.3f}"
     assert head or lines[-1]["term/diversity"] < lines[1]["term/diversity"]
+
+
+def test_more_prototypes_than_positions_are_named() -> None:
+    objective = build("crt(start='kmeans')", "crt(dim=4, hidden=6, prototypes=500)")
+    objective(replace(output(), tokens=torch.randn(len(LABELS), 13, 7, dtype=torch.float64)), LABELS)
+    with pytest.raises(UnimetricError, match=r"`prototypes` must be at most .* got 500 prototypes and \d+ positions"):
+        objective.stepped()

@@ -137,6 +137,12 @@ class CRT(Head):
     def start_prototypes(self, tokens: Float[Tensor, "B N C"]) -> None:
         for prototypes in self.prototype_sets:
             positions = self._positions(tokens.to(prototypes.dtype)).flatten(0, 1)
+            if len(positions) < len(prototypes):
+                raise UnimetricError(
+                    f"`prototypes` must be at most the number of positions of a batch with `start='kmeans'`, "
+                    f"got {len(prototypes)} prototypes and {len(positions)} positions",
+                    "use fewer `prototypes`, a larger `batch_size`, or `start='head'`",
+                )
             prototypes.copy_(kmeans(positions, len(prototypes), seeding="plusplus").centers)
 
     def maps(self, tokens: Float[Tensor, "B N C"]) -> Float[Tensor, "B K N"]:
