@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as V
 from unimetric.images import crops
 from unimetric.images.boxes import Draws, _uniform, center_draws, random_draws
 from unimetric.images.crops import canvas_of, color, crop_one, plan_of, squares
-from unimetric.images.loading import Resident, View
+from unimetric.images.loading import Resident, Streamed, View
 from unimetric.images.packing import write
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Table
@@ -110,6 +110,26 @@ def test_crops_equal_those_on_the_whole_canvas(epoch: int | None, options: dict,
     whole = squares(*in_memory(images), torch.from_numpy(plan), loader.cropper.mean, loader.cropper.std, view.recipe, (200, 300))
     # Products of other sizes may add in another order. One of 255 levels is 0.02.
     torch.testing.assert_close(next(loader.load([(rows, view)])), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("epoch", [None, 3])
+def test_a_pack_with_one_large_image_is_cropped_image_by_image(epoch: int | None, tmp_path: Path) -> None:
+    """As workers crop it: a canvas of the large image takes 85 times the pixels of the others."""
+    sizes = np.array([[1500, 1450], *[[150, 170]] * 5])
+    images, rows = pictures(sizes), np.arange(len(sizes))
+    for row, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{row}.png")
+    paths = tuple(str(tmp_path / f"{row}.png") for row in rows)
+    table = Table(paths=paths, labels=rows, class_names=tuple("abcdef"), train=rows >= 0)
+    table = write(tmp_path / "some.pack", table, short_side=None, encoding="raw").table
+    cpu = torch.device("cpu")
+    loader = Resident(table, device=cpu, where=cpu, mean=(0.5,) * 3, std=(0.2,) * 3)
+    streamed = Streamed(table, device=cpu, mean=(0.5,) * 3, std=(0.2,) * 3, workers=0)
+    view = View(Recipe(size=56, resize=64), epoch=epoch, view=np.array([0, 1, 0, 1, 0, 1]))
+    found = next(loader.load([(rows[::-1], view)]))
+    assert torch.equal(found, next(streamed.load([(rows[::-1], view)]))) and loader.arithmetic == streamed.arithmetic
+    canvas = loader.cropper.crop(loader.pixels, loader.offsets[rows[::-1]], rows[::-1], view)
+    assert (found - canvas).abs().max() < 2.5 / 255 / 0.2  # both are exact, but workers round to bytes
 
 
 @pytest.mark.parametrize("scale", [(0.08, 1.0), None])

@@ -110,6 +110,15 @@ def _free(where: torch.device) -> int:
     return 2**31
 
 
+#: Pixels of an image that is large for a CPU.
+_LARGE = 1 << 21
+
+
+def uneven(sizes: np.ndarray) -> bool:
+    """Return whether a few images are much larger than the others, by their sizes (N, 2)."""
+    return bool(sizes.max(0).prod() > 4 * sizes.prod(1).mean())
+
+
 class Cropper:
     """Cropping of packed images in batches.
 
@@ -200,7 +209,10 @@ class Resident:
         # On a GPU, compiling fuses the gather, the filters and the colors from about a hundred kernels
         # into a few. Shapes are static.
         self.cropper = Cropper(table, where=where, mean=mean, std=std, compiled=compiled and where.type == "cuda")
-        counts = self.cropper.sizes.prod(1)
+        # On a CPU, a canvas for images of many megapixels takes gigabytes and seconds per batch.
+        sizes = self.cropper.sizes
+        self.single = where.type == "cpu" and uneven(sizes) and sizes.prod(1).max() > _LARGE
+        counts = sizes.prod(1)
         self.offsets = np.concatenate([[0], counts.cumsum()[:-1]])
         self.pixels = torch.empty(int(counts.sum()), dtype=torch.int32, device=where)
         files = Counter(file for file, _ in locations)
@@ -216,8 +228,8 @@ class Resident:
 
     @property
     def arithmetic(self) -> str:
-        """Device that crops. Another one rounds differently."""
-        return f"crops by the {self.cropper.where.type}"
+        """Device that crops. Another one rounds differently; single crops are rounded to bytes."""
+        return "crops by workers" if self.single else f"crops by the {self.cropper.where.type}"
 
     def _read(self, rows: np.ndarray, locations: list[tuple[str, int]]) -> None:
         for file in dict.fromkeys(locations[row][0] for row in rows):
@@ -236,7 +248,19 @@ class Resident:
     def load(self, requests: Iterable[Request]) -> Iterator[Tensor]:
         """Yield normalized crops (B, 3, S, S), one batch per request."""
         for rows, view in requests:
-            yield self.cropper.crop(self.pixels, self.offsets[rows], rows, view).to(self.device)
+            if not self.single:
+                yield self.cropper.crop(self.pixels, self.offsets[rows], rows, view).to(self.device)
+                continue
+            numbers = np.broadcast_to(view.view, len(rows))
+            crops = [self._crop(row, replace(view, view=int(number))) for row, number in zip(rows, numbers, strict=True)]
+            mean, std = (each.to(self.device) for each in (self.cropper.mean, self.cropper.std))
+            yield finish_crops(torch.stack(crops).to(self.device), rows, view, mean, std)
+
+    def _crop(self, row: int, view: View) -> Tensor:
+        """Crop an image as workers do."""
+        start, size = self.offsets[row], self.cropper.sizes[row]
+        pixels = self.pixels[start : start + size.prod()].view(torch.uint8).view(*size.tolist(), 4)
+        return crop_one(pixels.numpy()[..., :3], view.draws(np.array([row]), size[None]), view.recipe)
 
 
 class Streamed:
@@ -260,7 +284,7 @@ class Streamed:
             cropper = Cropper(table, where=device, mean=mean, std=std)
             # Workers crop if a few images are much larger than the others. The canvas no longer grows with these, but the crops of
             # existing runs must stay rounded as they are.
-            if cropper.sizes.max(0).prod() <= 4 * cropper.sizes.prod(1).mean():
+            if not uneven(cropper.sizes):
                 self.cropper = cropper
 
     @property
