@@ -166,3 +166,17 @@ def test_dates_have_days_in_any_form(plain):
     plain.write_text("\n".join([f"{lines[0]},date", *map("{},{}{}".format, lines[1:], days, times)]))
     table = read(plain)
     assert [table.group_names[group] for group in table.group] == days
+
+
+def test_two_parts_that_are_both_tested_are_named(roles, caplog):
+    read(roles)
+    assert not caplog.text
+    roles.write_text(roles.read_text().replace("e1.jpg,validation", "e1.jpg,test"))
+    read(roles)
+    assert "are those of test and validation" in caplog.text
+
+
+def test_an_address_is_not_a_folder():
+    with pytest.raises(UnimetricError, match="must be a local folder, got the address `memory://b`") as caught:
+        create("datasets", "folder(root='memory://b')")
+    assert "csv(file=" in caught.value.hint

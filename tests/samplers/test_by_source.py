@@ -86,3 +86,11 @@ def test_a_run_over_a_union(config, tmp_path):
     union = f"union(parts=[{config.dataset!r}, \"glyphs(blocks='shapes')\"])"
     settings = vars(config) | {"dataset": union, "sampler": "by_source(mixed=True)", "epochs": 1, "evaluate_every": 0}
     assert train(from_settings(settings), tmp_path / "run", quiet=True)["epoch"] == 1
+
+
+def test_warns_about_a_source_without_negatives(caplog):
+    arguments = {"labels": np.repeat(np.arange(3), 8), "class_names": ["cups/red", "cups/blue", "jugs/all"], "batch_size": 8}
+    BySource(**arguments, mixed=True)
+    assert not caplog.text
+    BySource(**arguments)
+    assert "1 of 2 sources have one class, such as `jugs/all`" in caplog.text and "mixed=True" in caplog.text

@@ -47,6 +47,10 @@ def locate(root: str, name: str, layout: str = "") -> Path:
         name: Name of the dataset, for the error.
         layout: Expected content of the folder, for the error.
     """
+    if is_remote(root):
+        raise UnimetricError(
+            f"{name}: the root must be a local folder, got the address `{root}`", "list the images in a file, and use `csv(file='...')`"
+        )
     folder = place(root)
     if folder.is_dir():
         return folder

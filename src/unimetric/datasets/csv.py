@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -73,15 +74,21 @@ def csv(
     labels = [label for _, label in pairs]
     paths = box_paths(source, rows, [join_path(base, path) for path, _ in pairs], boxes)
     parts = []
+    names: set[str] = set()
     for number, row in rows:
         part = (row.get("split") or "").strip().lower()
         if "split" in row and train is None and part not in PARTS:
             raise UnimetricError(f"`{source}`, line {number}: unknown split `{part}`", closest(part, PARTS))
         parts.append(PARTS.get(part, False))
+        names.add(part)
     class_names = sorted(set(labels), key=_order)
     if not rows or "split" not in rows[0][1] or train is not None:
         chosen = divide(name, class_names, labels, 0.5 if train is None else train, base)
         parts = [label in chosen for label in labels]
+    elif {"test"} < names - {"train"}:
+        logging.getLogger("unimetric").warning(
+            "csv: the test images of `%s` are those of %s", source, " and ".join(sorted(names - {"train"}))
+        )
     query, gallery = (_roles(source, rows, parts, column) for column in ("is_query", "is_gallery"))
     table = tabulate(
         name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -67,6 +68,13 @@ class BySource(Sampler):
         exponent = {"equal": 0.0, "proportional": 1.0, "power": power}[weights]
         sizes = np.array([len(rows) for rows in self.rows], np.float64) ** exponent
         self.weights = sizes / sizes.sum()
+        single = [labels[rows[0]] for rows in self.rows if (labels[rows] == labels[rows[0]]).all()]
+        if single and not mixed:
+            message = (
+                "by_source: %s of %s sources have one class, such as `%s`, so that their batches have no negatives; consider `mixed=True`"
+            )
+            name = class_names[single[0]] if len(class_names) else single[0]
+            logging.getLogger("unimetric").warning(message, len(single), len(self.rows), name)
 
     def plan(self) -> Int[np.ndarray, "steps B"]:
         rng = np.random.default_rng((self.seed, self.epoch))
