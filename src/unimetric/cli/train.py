@@ -11,7 +11,7 @@ import typer
 
 from unimetric.cli.imports import importing
 from unimetric.cli.options import Settings, read_overrides
-from unimetric.errors import UnimetricError
+from unimetric.errors import Interrupted, UnimetricError
 
 if TYPE_CHECKING:
     from unimetric.studies.grid import Run
@@ -84,9 +84,17 @@ def train(
         from unimetric.training.loop import train as run
         from unimetric.training.scores import format_gain
 
-    run_config = _load(config, settings, quiet=quiet)
+    # The processes of further devices have the same command.
+    run_config = _load(config, settings, quiet=quiet or os.environ.get("LOCAL_RANK", "0") != "0")
     folder = out or Path("runs") / run_config.run_id
-    best = run(run_config, folder, quiet=quiet)
+    try:
+        best = run(run_config, folder, quiet=quiet)
+    except Interrupted:
+        if _is_first_rank():
+            raise
+        raise typer.Exit(130) from None
+    if not _is_first_rank():
+        return
     print(f"best epoch {best['epoch']} (chosen on {best['chosen_on']}): {_numbers(best)}")
     for name, line in best.get("variants", {}).items():
         print(f"  {name}: best epoch {line['epoch']}: {_numbers(line)}")
@@ -97,6 +105,13 @@ def train(
     print(f"see {folder}; compute more metrics with: unimetric evaluate {quote(str(folder))}")
     if best.get("warning"):
         print(f"warning: {best['warning']}")
+
+
+def _is_first_rank() -> bool:
+    """Return whether this process is the one of a run on several devices that prints."""
+    from torch import distributed
+
+    return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def _numbers(line: dict[str, Any]) -> str:
