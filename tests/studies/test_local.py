@@ -12,13 +12,14 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from unimetric.errors import UnimetricError
-from unimetric.runs.storage import local_copies
+from unimetric.runs.storage import local_copies, read
 from unimetric.studies.cluster import study_on_ray
 from unimetric.studies.grid import expand, read_grid
 from unimetric.studies.local import save_run_labels, study
@@ -129,6 +130,18 @@ def test_a_study_json_that_is_no_table_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("[]")
     save_run_labels(expand({"seed": [0, 1]}), str(tmp_path))
     assert [labels["seed"] for labels in json.loads((tmp_path / "study.json").read_text()).values()] == ["0", "1"]
+
+
+def test_studies_that_start_at_once_keep_the_labels_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_slowly(place: str, name: str) -> bytes | None:
+        data = read(place, name)
+        time.sleep(0.1)
+        return data
+
+    monkeypatch.setattr("unimetric.studies.local.read", read_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda seed: save_run_labels(expand({"seed": [seed]}), str(tmp_path)), range(4)))
+    assert len(json.loads((tmp_path / "study.json").read_text())) == 4
 
 
 def test_a_study_here_has_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -18,7 +19,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from unimetric.errors import Interrupted, UnimetricError
-from unimetric.files import make_folder
+from unimetric.files import make_folder, wait_for_lock
 from unimetric.runs.storage import absolute, finished, on_disk, read, write
 from unimetric.spec import trusted
 from unimetric.studies.board import Board, last_line
@@ -169,12 +170,14 @@ def save_run_labels(runs: list[Run], place: str) -> None:
         runs: Runs of the grid.
         place: Folder of the study.
     """
-    try:
-        before = json.loads(read(place, "study.json") or b"{}")
-    except ValueError:
-        before = {}
-    before = before if isinstance(before, dict) else {}
-    write(place, "study.json", json.dumps(before | {run.config.run_id: run.labels for run in runs}, indent=1).encode())
+    folder = on_disk(place)
+    with wait_for_lock(folder / "logs" / "study.lock") if folder else nullcontext():  # another study may add its labels at once
+        try:
+            before = json.loads(read(place, "study.json") or b"{}")
+        except ValueError:
+            before = {}
+        before = before if isinstance(before, dict) else {}
+        write(place, "study.json", json.dumps(before | {run.config.run_id: run.labels for run in runs}, indent=1).encode())
 
 
 def _start(run: Run, place: str, *, gpu: str, threads: int, pictures: bool) -> _Child:
