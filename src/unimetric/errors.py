@@ -51,6 +51,15 @@ def locating(place: str) -> Iterator[None]:
         raise UnimetricError(f"{place}: {error.message}", error.hint) from error.__cause__
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "image"), counted(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def hide_passwords(text: str) -> str:
     """Return a text without the passwords of connection strings.
 

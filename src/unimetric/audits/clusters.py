@@ -11,6 +11,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from unimetric.arguments import Count
+from unimetric.errors import counted
 from unimetric.geometry.frechet import class_means
 from unimetric.geometry.space import Space
 from unimetric.kinds import Audited, Findings, Group
@@ -56,8 +57,7 @@ def clusters(gallery: Audited, *, most: Count = 40, shown: Count = 8) -> Finding
         rows = np.flatnonzero(chosen == number)
         rows = rows[np.argsort(far[rows], kind="stable")][:shown].tolist()
         labels = [str(gallery.labels[row]) if gallery.labels[row] is not None else "" for row in rows]
-        size = f"{sizes[number]} {'image' if sizes[number] == 1 else 'images'}"
-        groups.append(Group(f"cluster {number}: {size}", [gallery.ids[row] for row in rows], labels))
+        groups.append(Group(f"cluster {number}: {counted(int(sizes[number]), 'image')}", [gallery.ids[row] for row in rows], labels))
     table = [
         {"id": id_, "cluster": int(number), "distance": round(float(distance), 5)}
         for id_, number, distance in zip(gallery.ids, chosen, far, strict=True)

@@ -14,7 +14,7 @@ import typer
 
 from unimetric.cli.imports import importing
 from unimetric.cli.options import Settings, read_overrides
-from unimetric.errors import Interrupted, UnimetricError
+from unimetric.errors import Interrupted, UnimetricError, counted
 
 
 def index(
@@ -89,9 +89,8 @@ def index(
         facts = Facts.read(out)
         seconds = time.monotonic() - begun
         words = [f"{counts[key]:,} {key}" for key in ("added", "changed", "deleted")]
-        images = "image" if facts.count == 1 else "images"
         memory = peak_memory(torch.device("cpu"))
-        display.line(f"{out}: {facts.count:,} {images} ({', '.join(words)}) in {seconds:.1f} s, peak memory {memory:.2f} GiB")
+        display.line(f"{out}: {counted(facts.count, 'image')} ({', '.join(words)}) in {seconds:.1f} s, peak memory {memory:.2f} GiB")
         if counts["unreadable"]:
             display.line(f"{counts['unreadable']:,} files could not be read; see {out / UNREADABLE}")
         display.line(f"search it with: unimetric search {quote(str(out))} IMAGE")

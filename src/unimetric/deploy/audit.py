@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from unimetric.deploy.index import Index, sample_gallery
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, counted
 from unimetric.files import check_writable, write_text
 from unimetric.geometry.space import Space
 from unimetric.images.pack import decode, make_thumbnail
@@ -72,7 +72,7 @@ def audit(
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
         audits = _without_labels(index, audits) if label not in index.columns else audits
         found = {text: create("audits", text, gallery=gallery) for text in audits}
-        note = f"{index.path.name}: {total:,} {'image' if total == 1 else 'images'}"
+        note = f"{index.path.name}: {counted(total, 'image')}"
         if total > len(gallery.ids):
             note += f", every {-(-total // _MOST)}th of them audited"
         files = _file_names(out, found)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, counted
 from unimetric.files import write_text
 from unimetric.report.escape import for_html, for_script
 from unimetric.report.figures import correlation_plots, curves, galleries, shift_plots, spectra
@@ -75,13 +75,13 @@ def page(found: list[Method], tables: list[Results], skipped: list[tuple[Path, s
     records = [run for method in found for run in method.runs]
     available = sum(bool(run.gallery) for run in records)
     note = f"The {len(best)} best of {available} runs with images." if available > len(best) else ""
-    runs = f"{len(records)} {'run' if len(records) == 1 else 'runs'}"
-    names = f"{len(found)} {'method' if len(found) == 1 else 'methods'}"
     here = Path(__file__)
     fields = {
         "STYLE": here.with_name("page.css").read_text(encoding="utf-8"),
         "SCRIPT": here.with_name("page.js").read_text(encoding="utf-8"),
-        "SUMMARY": for_html(f"{runs}, {names}, on {', '.join(sorted({method.task[0] for method in found}))}"),
+        "SUMMARY": for_html(
+            f"{counted(len(records), 'run')}, {counted(len(found), 'method')}, on {', '.join(sorted({method.task[0] for method in found}))}"
+        ),
         "TABLES": "".join(as_html(table) for table in tables),
         "PAPERS": _PAPERS if any(cell.paper for table in tables for _, _, cells in table.rows for cell in cells) else "",
         "EPOCHS": "Each metric at its own best epoch on the test classes." if own_epochs else "All metrics at the run's best epoch.",
