@@ -171,7 +171,7 @@ def save_run_labels(runs: list[Run], place: str) -> None:
         place: Folder of the study.
     """
     folder = on_disk(place)
-    with wait_for_lock(folder / "logs" / "study.lock") if folder else nullcontext():  # another study may add its labels at once
+    with wait_for_lock(folder / "study.lock") if folder else nullcontext():  # another study may add its labels at once
         try:
             before = json.loads(read(place, "study.json") or b"{}")
         except ValueError:
