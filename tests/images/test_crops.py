@@ -90,16 +90,21 @@ def test_canvas_is_widened_by_larger_images_not_by_panoramas() -> None:
     assert canvas_of(recipe, larger, random=False) == (448, 448)
 
 
+def packed(images: list[np.ndarray], folder: Path) -> Table:
+    rows = np.arange(len(images))
+    for row, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{row}.png")
+    paths = tuple(str(folder / f"{row}.png") for row in rows)
+    table = Table(paths=paths, labels=rows, class_names=tuple("abcdef"), train=rows >= 0)
+    return write(folder / "some.pack", table, short_side=None, encoding="raw").table
+
+
 @pytest.mark.parametrize("epoch", [None, 3])
 @pytest.mark.parametrize("options", [{}, {"interpolation": "bicubic"}, {"scale": None}])
 def test_crops_equal_those_on_the_whole_canvas(epoch: int | None, options: dict, tmp_path: Path) -> None:
     sizes = np.array([[64, 85], [64, 64], [64, 300], [200, 64], [130, 130], [21, 30]])
     images, rows = pictures(sizes), np.arange(len(sizes))
-    for row, image in enumerate(images):
-        Image.fromarray(image).save(tmp_path / f"{row}.png")
-    paths = tuple(str(tmp_path / f"{row}.png") for row in rows)
-    table = Table(paths=paths, labels=rows, class_names=tuple("abcdef"), train=rows >= 0)
-    table = write(tmp_path / "some.pack", table, short_side=None, encoding="raw").table
+    table = packed(images, tmp_path)
     view, cpu = View(Recipe(size=56, resize=64, **options), epoch=epoch), torch.device("cpu")
     loader = Resident(table, device=cpu, where=cpu, mean=(0.5,) * 3, std=(0.2,) * 3)
 
@@ -116,12 +121,7 @@ def test_crops_equal_those_on_the_whole_canvas(epoch: int | None, options: dict,
 def test_a_pack_with_one_large_image_is_cropped_image_by_image(epoch: int | None, tmp_path: Path) -> None:
     """As workers crop it: a canvas of the large image takes 85 times the pixels of the others."""
     sizes = np.array([[1500, 1450], *[[150, 170]] * 5])
-    images, rows = pictures(sizes), np.arange(len(sizes))
-    for row, image in enumerate(images):
-        Image.fromarray(image).save(tmp_path / f"{row}.png")
-    paths = tuple(str(tmp_path / f"{row}.png") for row in rows)
-    table = Table(paths=paths, labels=rows, class_names=tuple("abcdef"), train=rows >= 0)
-    table = write(tmp_path / "some.pack", table, short_side=None, encoding="raw").table
+    rows, table = np.arange(len(sizes)), packed(pictures(sizes), tmp_path)
     cpu = torch.device("cpu")
     loader = Resident(table, device=cpu, where=cpu, mean=(0.5,) * 3, std=(0.2,) * 3)
     streamed = Streamed(table, device=cpu, mean=(0.5,) * 3, std=(0.2,) * 3, workers=0)

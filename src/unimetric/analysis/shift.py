@@ -153,7 +153,7 @@ def _check_single(option: str, metrics: Sequence[str], values: dict[str, float],
 
 
 def finished_configs(folders: Iterable[Path]) -> dict[Path, RunConfig]:
-    """Return the settings of finished runs, without copies, which are no further seeds."""
+    """Return the settings of finished runs, without copies, which do not count as seeds."""
     first: dict[str, Path] = {}
     configs = {}
     for folder in folders:
