@@ -37,8 +37,8 @@ class Unsteady(nn.Module):
         return (torch.cat([images + 1, images**2], 1) + (self.more if self.calls > 1 else 0),)
 
 
-def embeddings(model):
-    return embed(GPU, model, Pictures(), np.arange(10), View(create("transforms", "base")), batch=4)
+def embeddings(model, loader=None):
+    return embed(GPU, model, loader or Pictures(), np.arange(10), View(create("transforms", "base")), batch=4)
 
 
 def test_rounding_is_no_difference_and_the_repeated_batch_is_dropped():
@@ -47,9 +47,19 @@ def test_rounding_is_no_difference_and_the_repeated_batch_is_dropped():
     assert torch.allclose(found[:, 0], torch.arange(1.0, 11.0), atol=2e-3)
 
 
+def test_wrong_crops_are_named_as_the_cause():
+    class Shifted(Pictures):
+        def load(self, requests):
+            for number, images in enumerate(super().load(requests)):
+                yield images + (number == 0)
+
+    with pytest.raises(UnimetricError, match="different crops of the same images"):
+        embeddings(Unsteady(0), Shifted())
+
+
 @pytest.mark.parametrize("more", [0.5, float("nan")])
 def test_a_gpu_that_computes_something_else_is_an_error(more):
-    with pytest.raises(UnimetricError, match="different embeddings"):
+    with pytest.raises(UnimetricError, match="different embeddings of the same crops"):
         embeddings(Unsteady(more))
 
 
