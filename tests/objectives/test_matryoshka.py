@@ -68,6 +68,7 @@ def test_prefixes_have_their_own_proxies_and_default_to_halves() -> None:
     objective = Matryoshka(loss="proxy_anchor", num_classes=4, dim=16)
     assert list(objective(output(), LABELS)) == ["loss", "first 8", "first 4", "first 2"]
     assert [tuple(each.shape) for each in objective.parameters()] == [(4, 16), (4, 8), (4, 4), (4, 2)]
+    assert Matryoshka(num_classes=4, dim=8).prefixes == [8, 4, 2]  # one dimension would learn from rounding alone
     for weight in (0.0, 1.0):
         assert len(Matryoshka(num_classes=4, dim=1, distillation=weight)(output(), LABELS)) == 1
 

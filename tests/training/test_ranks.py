@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, object]] = {
     "lora": {"adapter": "lora(rank=2, keep=0.5)", "loss": "contrastive"},
     "warm-up": {"warmup_epochs": 1},
     "cached": {"objective": "cached(chunk=2)", "loss": "multi_similarity"},
+    "matryoshka": {"objective": "matryoshka(distillation=0.5)"},
     "anchored": {"objective": "anchored(weights=0.1)", "loss": "multi_similarity"},
     "sharded": {"loss": "arcface(sharded=True)", "clip_norm": 0.01},
     "resumed": {"loss": "arcface(sharded=True)", "optimizer": "adam(lr=1e-4)"},

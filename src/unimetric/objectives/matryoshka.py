@@ -32,7 +32,8 @@ class Matryoshka(Objective):
     Args:
         loss: Loss spec string.
         miner: Miner spec string. Defaults to the loss's miner.
-        dims: Numbers of leading dimensions. Empty for a half, a quarter and an eighth of the embedding.
+        dims: Numbers of leading dimensions. Empty for those of a half, a quarter and an eighth of the embedding that are
+            above 1. The cosine of one dimension is a sign, without a gradient except for rounding.
         weights: Weights of the losses of `dims`, in their order. Empty for 1. Larger weights of the small
             sizes make these more accurate, because all sizes share the backbone.
         distillation: Weight of the distillation from the whole embedding; 0 skips it.
@@ -52,7 +53,7 @@ class Matryoshka(Objective):
         dim: Count,
     ) -> None:
         super().__init__()
-        prefixes = dims or tuple(dim // part for part in (2, 4, 8) if dim // part)
+        prefixes = dims or tuple(dim // part for part in (2, 4, 8) if dim // part > 1)
         if max(prefixes, default=1) > dim:
             raise UnimetricError(
                 f"`dims` must be at most the embedding dimension {dim} in `matryoshka`, got {max(prefixes)}",
