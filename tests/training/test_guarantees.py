@@ -91,10 +91,12 @@ def test_workers_of_selected_batches_are_named(config: RunConfig, tmp_path: Path
     assert "resuming with batches requested by 2 workers (was: batches requested by 0 workers):" in shown
 
 
-def test_batch_norm_on_two_ranks_is_named(config: RunConfig, tmp_path: Path) -> None:
-    config = changed(config, epochs=1, evaluate_every=0, device="cpu:2", strategy="ddp")
+def test_batch_norm_and_mixup_on_two_ranks_are_named(config: RunConfig, tmp_path: Path) -> None:
+    config = changed(config, epochs=1, evaluate_every=0, device="cpu:2", strategy="ddp", objective="mixup(stages=(0,))")
     (tmp_path / "settings.toml").write_text(config.dump())
     words = [sys.executable, "-m", "unimetric.cli", "train", str(tmp_path / "settings.toml"), "--out", str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert "BatchNorm layers normalize the slice of each of the 2 devices on its own" in " ".join(done.stdout.split())
+    shown = " ".join(done.stdout.split())
+    assert "BatchNorm layers normalize the slice of each of the 2 devices on its own" in shown
+    assert "the objective blends the slice of each of the 2 devices on its own" in shown

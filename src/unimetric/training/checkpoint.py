@@ -21,7 +21,7 @@ from unimetric.runs.device import evaluation_batch
 from unimetric.runs.folder import check_settings, settings_of
 from unimetric.runs.record import RECORD, check_images, hash_log, record_images
 from unimetric.runs.weights import read_tensors, write_tensors
-from unimetric.training.distributed import warn_of_batch_norm
+from unimetric.training.distributed import warn_of_slices
 from unimetric.training.log import CHECKPOINT, diverged
 from unimetric.training.progress import Progress
 from unimetric.training.state import TrainingState, embed_rows
@@ -39,7 +39,7 @@ def resume(state: TrainingState, folder: Path) -> Progress:
     """
     path = folder / CHECKPOINT
     resumed = path.exists()
-    warn_of_batch_norm(state.fabric, state.bare, state.display)
+    warn_of_slices(state.fabric, state.bare, state.objective, state.display)
     recorded = (folder / RECORD).exists()
     if resumed and not recorded:
         state.display.line(f"{folder}: no {RECORD}, so the images are not compared with those of the interrupted run")

@@ -131,20 +131,26 @@ def clip_norm(fabric: Fabric, model: Any, optimizer: Any, *, largest: float) -> 
     torch.nn.utils.clip_grads_with_norm_(parameters, largest, (rows + others.square()).sqrt())
 
 
-def warn_of_batch_norm(fabric: Fabric, model: nn.Module, display: Display) -> None:
-    """Print a line if batch statistics depend on the number of ranks.
+def warn_of_slices(fabric: Fabric, model: nn.Module, objective: Any, display: Display) -> None:
+    """Print a line if the result depends on the number of ranks.
 
-    Each rank normalizes its slice of the batch.
+    With BatchNorm, each rank normalizes its slice of the batch. Some objectives, such as `mixup`, blend it.
 
     Args:
         fabric: Fabric of the run.
         model: Model of the run.
+        objective: Objective of the run.
         display: Output.
     """
+    if fabric.world_size == 1:
+        return
     model.train()  # a backbone may fix its statistics, which no number of ranks changes
     layers = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training]
-    if fabric.world_size > 1 and not all(isinstance(each, nn.SyncBatchNorm) for each in layers):
-        display.line(
-            f"{len(layers)} BatchNorm layers normalize the slice of each of the {fabric.world_size} devices on its own: "
-            "the result differs from a run on one device"
-        )
+    causes = []
+    if not all(isinstance(each, nn.SyncBatchNorm) for each in layers):
+        causes.append(f"{len(layers)} BatchNorm layers normalize")
+    if objective.whole_batch:
+        causes.append("the objective blends")
+    for cause in causes:
+        devices = f"the slice of each of the {fabric.world_size} devices on its own"
+        display.line(f"{cause} {devices}: the result differs from a run on one device")
