@@ -58,7 +58,7 @@ def cosines(anchors: Float[Tensor, "B D"], references: Float[Tensor, "R D"] | No
 class _Cosines(torch.autograd.Function):
     """Cosine c = u . v of unit vectors, with dc/da = (v - c u) / |a|.
 
-    A vector shorter than 1e-6 is treated as having that length.
+    A vector shorter than 1e-6 counts as zero and has zero gradient, as in `unit`.
     """
 
     @staticmethod
@@ -101,7 +101,8 @@ class _SelfCosines(torch.autograd.Function):
 
 
 def _direction(x: Tensor) -> tuple[Tensor, Tensor]:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-6)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm = torch.where(norm > 1e-6, norm, math.inf)
     return x / norm, norm
 
 
