@@ -195,6 +195,15 @@ def test_cosine_space_accepts_every_length(dtype: torch.dtype, exponent: int) ->
     assert torch.equal(scaled.neighbors(3), space.neighbors(3))
 
 
+@pytest.mark.parametrize("geometry", ["euclidean", "inner"])
+def test_points_whose_squares_overflow_have_the_same_neighbors(crowd, geometry: str) -> None:
+    points, labels = crowd()
+    space, large = (Space(each, labels, geometry=geometry) for each in (points.float(), points.float() * 2.0**66))
+    (near, scores), (found, more) = (each.neighbors(5, scores=True) for each in (space, large))
+    assert torch.equal(near, found)
+    assert torch.allclose(scores.double() * 2.0 ** (66 if geometry == "euclidean" else 132), more)
+
+
 def test_counts_of_very_deep_neighbors() -> None:
     space = Space(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) // 2)
     for k in (19, 20, 2**31 - 1, 2**31, 2**63 - 1):

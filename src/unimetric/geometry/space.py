@@ -26,6 +26,8 @@ from unimetric.geometry.nearest import nearest, search_memory
 GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
 #: Gallery items that a query does not find: those of its class and group, those of its group, or none.
 GROUP_RULES = ("class", "group", "none")
+#: Largest coordinate of points in float32. The squares of larger ones overflow, so that they are searched in float64.
+_LARGE = 1e15
 #: Number of neighbors up to which a search takes about as long as that for the nearest one.
 _SHALLOW = 64
 
@@ -143,7 +145,7 @@ class Space:
 
     Args:
         embeddings: (N, D) output of the model. float64 is searched in float64, everything else in
-            float32.
+            float32, except if squares overflow there.
         labels: (N,) any integers. Classes of different sources are different, whatever their
             labels.
         query: (N,) bool mask of the queries. Defaults to all images.
@@ -276,7 +278,8 @@ class Space:
                     "use the curvature of the embeddings, or `geometry='cosine'`",
                 )
         elif points.dtype != torch.float64:
-            points = points.to(torch.float32)
+            large = self.geometry != "cosine" and float(torch.stack(points.aminmax()).abs().max()) > _LARGE
+            points = points.to(torch.float64 if large else torch.float32)
         if self.geometry == "cosine":
             return scale_to_unit(points)
         return points
