@@ -107,6 +107,7 @@ def test_labels_of_different_sources_never_match():
         ({"labels": torch.zeros(2, dtype=torch.int64)}, "one value per embedding"),
         ({"labels": torch.zeros(3)}, "must hold integers"),
         ({"query": torch.tensor([0, 1, 2])}, "mask"),
+        ({"group": torch.tensor([-1, 0, -5])}, "`group` must be at least 0, or -1 for none, got -5"),
         ({"geometry": "cosin"}, "did you mean `cosine`"),
         ({"geometry": "poincare", "embeddings": torch.full((3, 2), 4.0)}, "inside the Poincaré ball"),
     ],

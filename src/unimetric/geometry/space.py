@@ -208,6 +208,11 @@ class Space:
         self.sources = int(self.source.max()) + 1
         self.source_names = tuple(source_names) or tuple(str(number) for number in range(self.sources))
         self.group, self.group_rule, self.names = self._column("group", group, torch.int64, -1), group_rule, names
+        if (self.group < -1).any():
+            raise UnimetricError(
+                f"`group` must be at least 0, or -1 for none, got {int(self.group.min())}",
+                "number the groups: `np.unique(group, return_inverse=True)[1]`",
+            )
         labels = self._column("labels", labels, torch.int64, 0)
         junked, distracting = (torch.isin(labels, labels.new_tensor(some)) for some in (junk, distractors))
         kinds, labels = torch.unique(labels, return_inverse=True)
