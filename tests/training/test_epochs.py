@@ -75,9 +75,12 @@ def test_schedule_that_depends_on_epochs_is_refused(config: RunConfig, tmp_path:
     assert (tmp_path / "run" / "done").read_bytes() == done
 
 
-def test_last_evaluation_that_a_long_run_lacks_is_refused(config: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_last_evaluation_that_a_long_run_lacks_is_refused(config: RunConfig, tmp_path: Path, killed: bool) -> None:
     config = changed(config, epochs=1, evaluate_every=2)
     train(config, tmp_path / "run", quiet=True)
+    if killed:  # after the last checkpoint
+        (tmp_path / "run" / "done").unlink()
     with pytest.raises(UnimetricError, match="epoch 1 was evaluated because it was the last"):
         train(changed(config, epochs=2), tmp_path / "run", quiet=True)
 

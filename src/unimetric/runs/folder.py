@@ -251,7 +251,8 @@ def _check_longer(config: RunConfig, other: RunConfig, folder: Path) -> None:
                 f"{hint}; `constant` and `step` schedules allow it",
             )
     every = config.evaluate_every
-    if (folder / "done").exists() and (not every or other.epochs % every):
+    evaluated = finished_lines(folder, other.epochs) != finished_lines(folder, other.epochs - 1)  # also if it was killed before `done`
+    if evaluated and (not every or other.epochs % every):
         raise UnimetricError(
             f"{problem}: epoch {other.epochs} was evaluated because it was the last, and a longer run with `evaluate_every = {every}` "
             "does not evaluate it",
