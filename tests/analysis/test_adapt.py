@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from unimetric.analysis.adapt import _check_global, adapt, draw_episodes, last_layers, tune_head
 from unimetric.analysis.curves import t_interval
 from unimetric.analysis.evaluate import evaluate
-from unimetric.analysis.few_shot import adapt_study, study_runs
+from unimetric.analysis.few_shot import adapt_study
 from unimetric.analysis.shift import draw_report, shift_report
 from unimetric.analysis.split import features_of, make_splits, write_splits
 from unimetric.analysis.transfer import transfer
@@ -18,6 +18,7 @@ from unimetric.cli import app
 from unimetric.config import from_settings, load
 from unimetric.errors import UnimetricError
 from unimetric.images import packing
+from unimetric.runs.folder import study_runs
 from unimetric.runs.model import Model
 from unimetric.runs.rows import read_table
 from unimetric.runs.weights import read_tensors, write_tensors
@@ -346,7 +347,7 @@ def test_a_network_without_training_is_measured_on_every_split(runs):
     with pytest.raises(UnimetricError, match="no value of `map_at_r`"):
         shift_report([runs / "margin_1"], metrics=["map_at_r"])
     with pytest.raises(UnimetricError, match="not a finished run"):
-        shift_report([runs])
+        shift_report([runs / "absent"])
 
 
 def test_runs_whose_splits_have_one_number_and_two_distances_are_not_mixed(runs, tmp_path):

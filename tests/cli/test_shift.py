@@ -49,6 +49,13 @@ def test_split_train_adapt_shift_transfer(typed, tmp_path):
     assert all(f"{distance:.4g}: " in said for distance in distances)  # features of a small network are near to each other
     code, said = typed("transfer", "run1", "run2", "--to", data, "--out", "transfer.json")
     assert code == 0 and len(json.loads((tmp_path / "transfer.json").read_text())) == 2
+    (tmp_path / "study" / "logs").mkdir(parents=True)  # as `bench` leaves it
+    for number in (1, 2):
+        (tmp_path / f"run{number}").rename(tmp_path / "study" / f"run{number}")
+    code, said = typed("shift", "study")
+    assert code == 0 and said.count("AGS") == 1, said
+    code, said = typed("transfer", "study", "--to", data)
+    assert code == 0 and said.count(" -> ") == 2, said
 
 
 def test_commands_reject_invalid_arguments(typed, tmp_path):

@@ -20,17 +20,6 @@ _DEFAULTS = {key: each.default for key, each in signature(adapt).parameters.item
 _COMPARED = ("iterations", "lr", "looks", "draw", "drawn", "epoch", "with_replacement", "head", "seed")
 
 
-def study_runs(folder: Path) -> list[Path]:
-    """Return the finished runs in a folder; none if the folder is itself a run.
-
-    Args:
-        folder: Folder of a study, or of a run.
-    """
-    if (folder / "config.toml").exists():
-        return []
-    return sorted(path.parent for path in folder.glob("*/done"))
-
-
 def adapt_study(
     runs: Sequence[Path],
     *,

@@ -20,7 +20,7 @@ from unimetric.errors import UnimetricError, closest
 from unimetric.images.table import Table
 from unimetric.metrics import measure
 from unimetric.runs.embed import space_of
-from unimetric.runs.folder import read_done
+from unimetric.runs.folder import expand_studies, read_done
 from unimetric.spec import bind, create
 from unimetric.splits.ood import distances, place_of
 
@@ -47,7 +47,7 @@ def shift_report(
         (Milbich et al., NeurIPS 2021).
 
     Args:
-        targets: Run folders and `.npz` files.
+        targets: Run folders, folders of studies, and `.npz` files.
         splits: File of splits. `.npz` files require it, as do runs whose own file has moved.
         dataset: Spec string of the dataset of the `.npz` files.
         metrics: Metrics to compare. The runs must have computed them.
@@ -65,7 +65,7 @@ def shift_report(
     """
     if not metrics:
         raise UnimetricError("`metrics` must name at least one metric", 'name metrics of the runs: `--metrics "recall(k=1)"`')
-    folders = [Path(target) for target in targets if not str(target).endswith(".npz")]
+    folders = expand_studies([target for target in targets if not str(target).endswith(".npz")])
     features = [Path(target) for target in targets if str(target).endswith(".npz")]
     if structure and not folders:
         raise UnimetricError("`--structure` requires runs, and features without fine-tuning have no structure of training", "name runs")
@@ -158,7 +158,7 @@ def finished_configs(folders: Iterable[Path]) -> dict[Path, RunConfig]:
     configs = {}
     for folder in folders:
         if not (folder / "done").is_file():
-            raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs, and .npz files")
+            raise UnimetricError(f"{folder}: not a finished run", "name folders of finished runs or of studies, and .npz files")
         config = load(folder / "config.toml")
         if first.setdefault(config.run_id, folder) == folder:
             configs[folder] = config

@@ -15,7 +15,7 @@ from unimetric.config import check_part
 from unimetric.errors import UnimetricError
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
-from unimetric.runs.folder import load_settings
+from unimetric.runs.folder import expand_studies, load_settings
 from unimetric.runs.record import describe_images, read_images
 
 
@@ -35,7 +35,7 @@ def transfer(
         Supplement C of Characterizing generalization under out-of-distribution shifts (Milbich et al., NeurIPS 2021).
 
     Args:
-        runs: Run folders.
+        runs: Run folders, and folders of studies.
         datasets: Dataset spec strings.
         metrics: Metric spec strings. Defaults to those of each run.
         progress: Callback with (done, all) for the images of one dataset.
@@ -51,7 +51,7 @@ def transfer(
     for dataset in datasets:
         check_part("datasets", dataset, "transfer", "--to")
     rows = []
-    configs = {run: load_settings(run) for run in runs}  # checks all runs before the first image is read
+    configs = {run: load_settings(run) for run in expand_studies(runs)}  # checks all runs before the first image is read
     for run, config in configs.items():
         for dataset in datasets:
             chosen = {"split": "standard"} | overrides | {"dataset": dataset}

@@ -255,8 +255,8 @@ def adapt(
     - `unimetric adapt runs/oodml_figure7_cub200 --shots 2 --shots 5 device=cuda`
     """
     from unimetric.analysis.adapt import adapt as run_
-    from unimetric.analysis.few_shot import study_runs
     from unimetric.runs.display import Display
+    from unimetric.runs.folder import study_runs
 
     arguments: dict[str, Any] = {"episodes": episodes, "draw": draw, "iterations": iterations, "looks": crops, "epoch": epoch}
     arguments |= {"with_replacement": with_replacement, "seed": seed} | read_overrides(settings, adapt)
@@ -289,7 +289,7 @@ def _adapt_study(display: Any, folder: Path, runs: list[Path], shots: list[int],
 
 
 def transfer(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of studies.")],
     to: Annotated[list[str], typer.Option(help="Dataset to test on. May be repeated.")],
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of each run).")] = "",
     setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
@@ -317,7 +317,7 @@ def transfer(
 
 
 def shift(
-    targets: Annotated[list[str], typer.Argument(help="Run folders, and .npz files with features of pretrained networks.")],
+    targets: Annotated[list[str], typer.Argument(help="Run folders, folders of studies, and .npz files of pretrained features.")],
     splits: Annotated[str, typer.Option(help="File of splits, if the runs do not name one.")] = "",
     dataset: Annotated[str, typer.Option(help="Dataset of the features of an .npz file.")] = "",
     metrics: Annotated[str, typer.Option(help="Metrics of the runs, separated by semicolons or as a TOML list.")] = "recall(k=1)",
@@ -331,7 +331,7 @@ def shift(
 
     - `unimetric shift runs/margin_* runs/ms_* --out shift.json`
     - `unimetric shift resnet50.npz swav.npz --dataset cub200 --splits cub_splits.json`
-    - `unimetric shift runs/* --structure "spectral_decay; pi_ratio" --set device=cuda`
+    - `unimetric shift runs/oodml_figure2_cub200 --structure "spectral_decay; pi_ratio" --set device=cuda`
     """
     from unimetric.analysis.shift import draw_report, shift_report
 

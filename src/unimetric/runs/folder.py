@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,6 +40,26 @@ def load_settings(folder: str | Path) -> RunConfig:
     if not file.is_file():
         raise UnimetricError(f"{folder}: not a run folder (it has no config.toml)", "name a folder that `unimetric train --out` made")
     return load(file)
+
+
+def study_runs(folder: Path) -> list[Path]:
+    """Return the finished runs in a folder; none if the folder is itself a run.
+
+    Args:
+        folder: Folder of a study, or of a run.
+    """
+    if (folder / "config.toml").exists():
+        return []
+    return sorted(path.parent for path in folder.glob("*/done"))
+
+
+def expand_studies(places: Sequence[str | Path]) -> list[Path]:
+    """Return run folders, with the finished runs of a study in place of its folder.
+
+    Args:
+        places: Run folders, and folders of studies.
+    """
+    return [folder for place in map(Path, places) for folder in study_runs(place) or [place]]
 
 
 def open_run(folder: str | Path, overrides: dict[str, Any] | None = None, *, epoch: str = "best") -> tuple[RunConfig, Any]:

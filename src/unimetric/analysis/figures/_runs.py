@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unimetric.analysis.few_shot import study_runs
 from unimetric.analysis.shift import finished_configs, method_names, warn_of_untrained
 from unimetric.config import RunConfig, better
 from unimetric.errors import UnimetricError, closest
-from unimetric.runs.folder import read_done
+from unimetric.runs.folder import expand_studies, read_done
 from unimetric.spec import parse
 
 
@@ -48,15 +47,6 @@ class FinishedRun:
         """
         left_out = {"seed", "dataset", "split", *without}
         return ", ".join(label for axis, label in self.labels.items() if axis not in left_out) or "all"
-
-
-def expand_studies(places: Sequence[str | Path]) -> list[Path]:
-    """Return run folders, with the finished runs of a study in place of its folder.
-
-    Args:
-        places: Run folders, and folders of studies.
-    """
-    return [folder for place in map(Path, places) for folder in study_runs(place) or [place]]
 
 
 def read_finished(places: Sequence[str | Path]) -> list[FinishedRun]:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import expand_studies
 from unimetric.analysis.shift import finished_configs, method_names
 from unimetric.analysis.split import read_features
 from unimetric.analysis.transfer import transfer
@@ -20,6 +19,7 @@ from unimetric.geometry.frechet import class_means, frechet_distance
 from unimetric.images.table import Table
 from unimetric.metrics import measure
 from unimetric.runs.embed import space_of
+from unimetric.runs.folder import expand_studies
 from unimetric.spec import create
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import expand_studies
 from unimetric.errors import UnimetricError
-from unimetric.runs.folder import load_settings, read_done
+from unimetric.runs.folder import expand_studies, load_settings, read_done
 from unimetric.spec import complete_arguments
 
 
