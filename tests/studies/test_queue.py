@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from unimetric.errors import Interrupted
 from unimetric.studies import cluster
 from unimetric.studies.board import Board
-from unimetric.studies.cluster import Queue, follow
+from unimetric.studies.cluster import Queue, follow, study_on_ray
 from unimetric.studies.grid import expand
+from unimetric.training.signals import Signals
 
 
 class Lost(Exception):
@@ -48,7 +52,29 @@ def test_queue_submits_a_failed_run_twice(tmp_path: Path, monkeypatch: pytest.Mo
     board = Board(runs, str(tmp_path), quiet=True)
     queue = Queue(ray, str(tmp_path), board, gpus=0, cpus=1, pictures=False)
     queue.submit(runs[0])
-    follow(queue)
+    follow(queue, Signals())
     run_id = runs[0].config.run_id
     assert (ray.calls, board.states[run_id]) == (len(good), state)
     assert board.notes[run_id] == ("the reason" if state == "failed" else board.notes[run_id])
+
+
+class Stopped(Ray):
+    """A cluster whose runs do not end until they are canceled. SIGTERM arrives meanwhile."""
+
+    canceled: tuple[int, ...] = ()
+
+    def wait(self, references: list[int], **options: object) -> tuple[list[int], list[int]]:
+        if not self.canceled:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return [], references
+
+    def cancel(self, reference: int) -> None:
+        self.canceled += (reference,)
+
+
+def test_sigterm_cancels_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Stopped(tmp_path, [])
+    monkeypatch.setattr(cluster, "connect", lambda address: ray)
+    with pytest.raises(Interrupted, match="run the same command to resume"):
+        study_on_ray(expand({"seed": [0, 1]}), tmp_path, quiet=True)
+    assert ray.canceled == (0, 1)

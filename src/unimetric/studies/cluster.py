@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unimetric.errors import Interrupted
 from unimetric.runs.cluster import connect
@@ -15,6 +15,9 @@ from unimetric.studies.board import Board
 from unimetric.studies.grid import Run
 from unimetric.studies.local import TRIES, begin, check_study_folder, save_run_labels
 from unimetric.studies.worker import work
+
+if TYPE_CHECKING:
+    from unimetric.training.signals import Signals
 
 
 def study_on_ray(
@@ -29,7 +32,7 @@ def study_on_ray(
 ) -> dict[str, str]:
     """Execute the runs that are not finished on a Ray cluster.
 
-    A run whose worker is lost resumes from its last checkpoint.
+    A run whose worker is lost resumes from its last checkpoint. Ctrl-C and SIGTERM stop all runs with their checkpoints.
 
     Args:
         runs: Runs of `grid.read_grid`.
@@ -44,19 +47,20 @@ def study_on_ray(
     Returns:
         State of each run by id: `done` or `failed`.
     """
+    from unimetric.training.signals import Signals
+
     check_study_folder(out)
     ray = connect(address)
     folder = absolute(out)
     save_run_labels(runs, folder)
-    with Board(runs, folder, quiet=quiet) as board:
+    with Signals() as signals, Board(runs, folder, quiet=quiet) as board:  # after Ray has set its own handlers
         queue = Queue(ray, folder, board, gpus=gpus, cpus=cpus, pictures=pictures)
         for run in begin(runs, folder, board, pictures=pictures):
             queue.submit(run)
-        try:
-            follow(queue)
-        except KeyboardInterrupt:
+        follow(queue, signals)
+        if queue.waiting:
             queue.cancel()
-            raise Interrupted("the runs are saved; run the same command to resume them") from None
+            raise Interrupted("the runs are saved; run the same command to resume them")
         return dict(board.states)
 
 
@@ -114,14 +118,15 @@ class Queue:
         return ""
 
 
-def follow(queue: Queue) -> None:
-    """Wait until all runs have ended, and show their states.
+def follow(queue: Queue, signals: Signals) -> None:
+    """Wait until all runs have ended or a signal stops the study, and show their states.
 
     Args:
         queue: Submitted runs.
+        signals: Handler of the signals that stop the study.
     """
     board = queue.board
-    while queue.waiting:
+    while queue.waiting and not signals.requested:
         ready, _ = queue.ray.wait(list(queue.waiting), timeout=1.0)
         for reference in ready:
             queue.finish(reference)
