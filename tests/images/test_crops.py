@@ -146,6 +146,24 @@ def test_a_large_image_is_resized_in_strips_of_rows(scale, x86: bool, monkeypatc
             torch.testing.assert_close(crop_one(image, draws, recipe), whole, atol=1 if x86 else 0, rtol=0)
 
 
+@pytest.mark.parametrize("epoch", [None, 3])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_narrow_image_is_resized_only_around_its_crop(epoch: int | None, interpolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(Recipe(size=28, resize=32, scale=None, interpolation=interpolation), epoch=epoch)
+    for row, (height, width) in enumerate([(7, 1500), (900, 5), (64, 60), (33, 150)]):
+        wave = 127 + 120 * np.sin(np.add.outer(np.arange(height), np.arange(width)) / 20)
+        image = np.repeat(wave.astype(np.uint8)[:, :, None], 3, 2)
+        draws = view.draws(np.array([row]), np.array([image.shape[:2]]))
+        whole = crop_one(image, draws, view.recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(crops, "MOST_PIXELS", 0)
+            part = crop_one(image, draws, view.recipe)
+        torch.testing.assert_close(part, whole, atol=6, rtol=0)  # it moves by less than a pixel
+    line = np.full((1, 2_000_000, 3), 9, np.uint8)  # whole, it would take 48 gigabytes
+    draws = view.draws(np.array([0]), np.array([line.shape[:2]]))
+    assert (crop_one(line, draws, Recipe(size=28, resize=32, scale=None)) == 9).all()
+
+
 @pytest.mark.parametrize("size", [28, 35])  # three pixels are padded by one before and two after
 def test_testing_equals_torchvisions_resize_and_centre_crop(size: int) -> None:
     recipe = Recipe(size=size, resize=32)

@@ -5,6 +5,8 @@ A batch is resampled at once. Single images are cropped in a loading worker.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +14,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as V
 
 from unimetric.images.boxes import Draws, center_draws
+from unimetric.images.decode import MOST_PIXELS
 from unimetric.images.recipe import Recipe
 
 #: Without these instructions, torchvision resizes with bilinear filters in float32. A large image is then resized in strips of rows, so
@@ -29,8 +32,26 @@ def crop_one(array: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
     box = [int(value[0]) for value in (draws.top, draws.left, draws.box_height, draws.box_width)]
     if draws.crop_first:
         return _resize(V.crop(image, *box), [recipe.size, recipe.size], recipe.interpolation)
-    image = _resize(image, [int(draws.height[0]), int(draws.width[0])], recipe.interpolation)
-    return V.crop(image, *box)  # pads with black if the image is smaller than the crop
+    size = [int(draws.height[0]), int(draws.width[0])]
+    if math.prod(size) > MOST_PIXELS:
+        image, size, box[:2] = _part(image, draws)
+    return V.crop(_resize(image, size, recipe.interpolation), *box)  # pads with black if the image is smaller than the crop
+
+
+def _part(image: Tensor, draws: Draws) -> tuple[Tensor, list[int], list[int]]:
+    """Return the part of a narrow image that a crop reads, its resized size, and the start of the crop in it.
+
+    Resized as a whole, a line of some thousand pixels takes gigabytes.
+    """
+    size, start = [], []
+    rows, columns = (draws.top, draws.box_height, draws.height), (draws.left, draws.box_width, draws.width)
+    for axis, (begin, length, whole) in enumerate((rows, columns)):
+        true = image.shape[axis + 1]
+        low, high = (int(end[0]) for end in _axis(begin, length, whole, np.array([true]), crop_first=False)[2:])
+        image = image.narrow(axis + 1, low, high - low)
+        size.append(round((high - low) * float(whole[0]) / true))
+        start.append(int(begin[0]) - round(low * float(whole[0]) / true))
+    return image, size, start
 
 
 def _resize(image: Tensor, size: list[int], interpolation: str) -> Tensor:
