@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from unimetric.analysis.calibrate import read_calibration
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings
@@ -69,6 +71,16 @@ def test_export_has_no_absolute_path_and_loads(run: Path, config: RunConfig, tmp
     assert evaluate(out, dataset=config.dataset) == expected
     monkeypatch.chdir(Path(config.dataset.split("'")[1]).parent)
     assert evaluate(out) == expected
+
+
+def test_export_contains_the_calibrated_threshold(run: Path, tmp_path: Path) -> None:
+    stored = {"threshold": 0.5, "fpr": 0.01, "score": "cosine", "test": {"fpr": 0.02, "fnr": 0.3}}
+    (run / "calibration.json").write_text(json.dumps(stored))
+    assert read_calibration(export(run, tmp_path / "out")) == stored
+    (run / "calibration.json").write_text("{")
+    with pytest.raises(UnimetricError, match=r"calibration.json: unreadable"):
+        export(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_export_checks_its_output_first(tmp_path: Path) -> None:

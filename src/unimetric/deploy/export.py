@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unimetric.analysis.calibrate import FILE as CALIBRATION
 from unimetric.analysis.calibrate import read_calibration
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings
 from unimetric.errors import UnimetricError, first_line
-from unimetric.files import UNFINISHED, check_writable, is_temporary, make_folder, remove_stale, write_text
+from unimetric.files import UNFINISHED, check_writable, is_temporary, make_folder, remove_stale, write_bytes, write_text
 from unimetric.images.loading import Progress
 from unimetric.images.pack import decode
 from unimetric.images.table import Split, Table
@@ -36,7 +37,7 @@ from unimetric.spec import bind, create, parse, signature, text_of
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
-    """Write a folder with `config.toml` and all weights in `model.safetensors`.
+    """Write a folder with `config.toml`, all weights in `model.safetensors`, and the calibrated threshold.
 
     `evaluate`, `adapt` and `transfer` read it like a run folder. It has no training log, so a report skips it. LoRA is multiplied into
     the frozen weights, which removes the adapter and its cost. Absolute paths of the dataset are reduced to their last part.
@@ -52,6 +53,11 @@ def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
     out = Path(out)
     _check_out(out)
     config, model = open_run(run, {"backbone": backbone} if backbone else None)
+    calibrated = read_calibration(run) is not None
+    make_folder(out, unfinished=True)
+    (out / CALIBRATION).unlink(missing_ok=True)  # of an export that was killed
+    if calibrated:
+        write_bytes(out / CALIBRATION, (Path(run) / CALIBRATION).read_bytes())
     return write_model(config, model, out, Path(run).name)
 
 
