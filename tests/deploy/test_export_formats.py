@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from unimetric.analysis.calibrate import FILE
 from unimetric.analysis.evaluate import evaluate
 from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings
+from unimetric.deploy.embedding import Embedder
 from unimetric.deploy.export import Comparison, export_as, push_folder
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
@@ -164,6 +166,24 @@ def test_hub_folder_equals_the_run(letters_run: Path, tmp_path: Path, monkeypatc
     assert f"| train images | `{len(split.train)} of {len(set(table.labels[split.train]))} classes` |" in card
     assert "| 20.0 | 0.2500 |" in card and "exceeds 0.5000" in card and "2.00% do, and 30.00%" in card
     assert "random weights" in card and "$" not in card
+
+
+@pytest.mark.parametrize("geometry", ["cosine", "euclidean", "inner"])
+def test_code_of_the_card_reads_images_like_the_run(
+    geometry: str, letters_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = export_as(letters_run, tmp_path / "hub", to="hub", images=0, geometry=geometry)
+    monkeypatch.chdir(out)
+    rng, exif = np.random.default_rng(0), Image.Exif()
+    exif[0x0112] = 6  # the photo is stored on its side
+    for name in ("a.jpg", "b.jpg"):
+        noise = rng.integers(0, 256, (5, 8, 3), np.uint8)
+        Image.fromarray(noise).resize((80, 50)).save(name, exif=exif)
+    found: dict[str, Any] = {}
+    exec(Path("README.md").read_text().split("```python")[1].split("```")[0], found)
+    config, model = open_run(letters_run)
+    expected = Embedder(config, model).embed_images(["a.jpg", "b.jpg"])
+    np.testing.assert_allclose(found["embeddings"], expected, atol=0.05 * np.abs(expected).max())
 
 
 def test_card_has_the_merged_adapter_and_an_untrained_best_epoch(letters_run: Path, tmp_path: Path) -> None:

@@ -127,6 +127,14 @@ def _compare(model: Any, config: dict[str, Any], tensors: dict[str, torch.Tensor
 
 # --- The model card ----------------------------------------------------------------------------------
 
+#: For each geometry: what images of one class have, and the code that compares two embeddings.
+_COMPARISONS = {
+    "cosine": ("a high cosine similarity", "print(torch.nn.functional.cosine_similarity(embeddings[0], embeddings[1], dim=0))"),
+    "inner": ("a high inner product", "print(embeddings[0] @ embeddings[1])  # inner product"),
+    "euclidean": ("a small Euclidean distance", "print(-torch.dist(embeddings[0], embeddings[1]))  # minus the Euclidean distance"),
+    "poincare": ("a small distance in the Poincaré ball of the loss", "print(embeddings)  # the loss maps them into the Poincaré ball"),
+}
+
 
 def write_card(notes: dict[str, Any], weights: Any) -> str:
     """Return the text of a model card.
@@ -147,9 +155,12 @@ def write_card(notes: dict[str, Any], weights: Any) -> str:
         "epochs": f"{settings['epochs'] if notes['epoch'] is None else notes['epoch']} of {settings['epochs']}",
         "transform": settings["transform"],
     }
+    near, compare = _COMPARISONS[notes["geometry"]]
     license_, rights = _license(notes["started_from"], weights)
     return Template((Path(__file__).parent / "card.md").read_text(encoding="utf-8")).substitute(
         name=notes["name"],
+        near=near,
+        compare=compare,
         dim=notes["dim"],
         unimetric=notes["unimetric"],
         run_id=notes["run_id"],
@@ -207,7 +218,7 @@ def _threshold(found: dict[str, Any]) -> str:
         return "Not calibrated. `unimetric calibrate` chooses one on validation classes."
     text = (
         f"Two images are of one class if their similarity ({found['score']}) exceeds {found['threshold']:.4f}. On validation classes, "
-        f"{found['fpr']:.2%} of the pairs of two classes exceed it."
+        f"at most {found['fpr']:.2%} of the pairs of two classes exceed it."
     )
     if "test" not in found:
         return text
