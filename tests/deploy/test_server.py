@@ -415,6 +415,16 @@ def test_paths_that_are_not_utf8_are_printable(colored: Path, live: Callable[...
         assert "M\ufffdller" in client.get("/feedback.csv").text
 
 
+def test_narrow_images_of_the_index_are_sent(colored: Path, live: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (900, 8), (9, 99, 200)).save(tmp_path / "images" / "banner.png")
+    Index.create(colored / "run", tmp_path / "images", tmp_path / "my.index", workers=0, device="cpu").close()
+    with httpx.Client(base_url=live(tmp_path / "my.index", feedback=tmp_path), timeout=60) as client:
+        answer = client.get("/images/banner.png")
+        assert answer.status_code == 200 and answer.content == (tmp_path / "images" / "banner.png").read_bytes()
+        assert client.get("/thumbnails/banner.png").status_code == 200
+
+
 def test_embedding_without_length_fails_no_other_search(index: Path) -> None:
     server = pytest.importorskip("unimetric.deploy.server")
     with Index.open(index, device="cpu") as opened:

@@ -34,7 +34,7 @@ _SIDE, _CACHE = 320, 64 << 20
 _POINTS, _ROWS, _VALUES = 2000, 100_000, 200
 #: Images with more pixels are decoded one at a time, and copied by so many rows.
 _LARGE, _ROWS_AT_ONCE = 8_000_000, 256
-#: Largest ratio of the sides of an image. Resizing its short side takes memory that grows with it.
+#: Largest ratio of the sides of an upload. Resizing its short side takes memory that grows with it.
 _RATIO = 60
 _log = logging.getLogger("unimetric")
 
@@ -188,7 +188,7 @@ def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
         most: Largest number of pixels.
 
     Raises:
-        UnimetricError: It is not an image, is too narrow, or has too many pixels (`TooLarge`).
+        UnimetricError: It is not an image, or has too many pixels (`TooLarge`).
     """
     return _read_header(data, name, most)[0]
 
@@ -204,8 +204,6 @@ def _read_header(data: bytes, name: str, most: int) -> tuple[str, bool]:
         raise UnimetricError(f"{name}: is not an image", f"send one of {', '.join(FORMATS)}") from None
     if width * height > most:
         raise TooLarge(f"{name}: has {width} x {height} pixels, more than {most / 1e6:g} million", "send a smaller one")
-    if max(width, height) > _RATIO * max(min(width, height), 1):
-        raise UnimetricError(f"{name}: an image of {width} x {height} pixels is too narrow", "crop it first")
     return kind, width * height > _LARGE
 
 
@@ -226,6 +224,8 @@ def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
     with _turn(large):
         try:
             image = parse_image(data, name, hint="send another one")[0]
+            if max(image.size) > _RATIO * min(image.size):
+                raise UnimetricError(f"{name}: an image of {image.width} x {image.height} pixels is too narrow", "crop it first")
         except UnimetricError as error:
             if large:
                 error.__traceback__ = error.__context__ = None  # they hold the image
