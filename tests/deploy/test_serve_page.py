@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("fastapi", reason="pip install 'unimetric[serve]'")
 
@@ -135,6 +136,24 @@ def test_upload_filter_click_crop_and_vote(index: Path, live: Callable[..., str]
     assert page.locator("#query").evaluate("(image) => image.naturalWidth") < 40
     page.go_back()
     wait_for(lambda: page.evaluate("state.query.id") == chosen)
+
+
+def test_large_transparent_image_is_sent_unchanged(
+    index: Path, live: Callable[..., str], opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    file, photo = tmp_path / "cutout.png", tmp_path / "photo.jpg"
+    Image.new("RGBA", (2400, 1600), (9, 99, 200, 0)).save(file)
+    Image.new("RGB", (2400, 1600), (9, 99, 200)).save(photo)
+    page = opened(live(index, feedback=index))
+    wait_for(lambda: page.evaluate("Boolean(state.info)"))
+    for number, each in enumerate((file, photo), 1):
+        page.set_input_files("#file", each)
+        wait_for_answer(page, number)
+        page.locator(".vote.up").first.click()
+        wait_for(lambda: page.locator(".vote.up").first.get_attribute("aria-pressed") == "true")
+    stored = {each.suffix: each for each in (index / "feedback").iterdir()}
+    assert stored[".png"].read_bytes() == file.read_bytes()
+    assert Image.open(stored[".jpg"]).size == (2048, 1365)
 
 
 def test_paste_drop_and_wrong_file(index: Path, live: Callable[..., str], opened: Callable[..., Any], tmp_path: Path) -> None:

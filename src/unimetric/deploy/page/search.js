@@ -60,12 +60,15 @@ function signIn() {
 
 const LONGEST = 2048;
 
-/* Photos are made upright and smaller before they are sent; other images are sent as they are. */
+/* Large photos are made upright and smaller before they are sent; other images are sent as they are. */
 async function prepare(file) {
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return file;
   const scale = LONGEST / Math.max(bitmap.width, bitmap.height);
   if (scale >= 1) return file;
+  // The server uses the colors behind transparent pixels, which a canvas does not keep.
+  const { upload, pixels } = state.info?.limits ?? {};
+  if (/png|webp/.test(file.type) && file.size < 0.99 * upload && bitmap.width * bitmap.height <= pixels) return file;
   return draw(bitmap, 0, 0, bitmap.width, bitmap.height, scale);
 }
 
