@@ -83,6 +83,12 @@ def test_near_duplicates_skip_missing_and_uniform_images() -> None:
     assert not create("audits", "near_duplicates", gallery=gallery(np.ones((4, 3)) + np.eye(4, 3), None, images)).groups
 
 
+def test_near_duplicates_finds_equal_images_of_one_color() -> None:
+    images = [np.full((9, size, 3), color, np.uint8) for size, color in ((9, 200), (9, 40), (9, 200), (8, 200))]
+    found = create("audits", "near_duplicates", gallery=gallery(np.ones((4, 3)) + np.eye(4, 3), None, images))
+    assert [group.ids for group in found.groups] == [["000.png", "002.png"]]
+
+
 def test_suspicious_labels_finds_swapped_labels() -> None:
     rng = np.random.default_rng(2)
     points, labels = blobs(rng)

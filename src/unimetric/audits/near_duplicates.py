@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from typing import Annotated
 
@@ -28,7 +29,8 @@ def near_duplicates(
     """Images that are copies of others: resized, compressed again, mirrored or cropped.
 
     Candidates are nearest neighbors of the embeddings. A pair is reported if the gray values of one image correlate with those of the
-    other, of its mirror image, or of a part of it with at least 70 % of each side.
+    other, of its mirror image, or of a part of it with at least 70 % of each side. Images of one color are
+    copies if all pixels are equal.
 
     Reference:
         Candidates by embeddings as in A self-supervised descriptor for image copy detection (Pizzi et al., CVPR
@@ -96,6 +98,7 @@ class Small:
     """
 
     def __init__(self, pixels: np.ndarray) -> None:
+        self.digest = hashlib.sha256(pixels.tobytes() + str(pixels.shape).encode()).digest()
         self.image = Image.fromarray(pixels).convert("L").resize((_LARGE, _LARGE), Image.Resampling.BOX)
         self.mirrored = self.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         self.parts = np.stack([describe(self.image, *box) for box in _BOXES])
@@ -113,7 +116,7 @@ def describe(image: Image.Image, x: float, y: float, size: float) -> np.ndarray:
 
 def compare(one: Small, other: Small) -> float:
     """Return the largest correlation of an image with another, its mirror image, or a part."""
-    best = 0.0
+    best = float(one.digest == other.digest)  # plain images have no correlation
     for whole, parted in ((one, other), (other, one)):
         scores = whole.whole @ parted.parts.T  # mirrored or not, by part
         best = max(best, float(scores.max()))
