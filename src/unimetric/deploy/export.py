@@ -37,10 +37,11 @@ from unimetric.spec import bind, create, parse, signature, text_of
 
 
 def export(run: str | Path, out: str | Path, *, backbone: str = "") -> Path:
-    """Write a folder with `config.toml`, all weights in `model.safetensors`, and the calibrated threshold.
+    """Write a folder with `config.toml` and all weights in `model.safetensors`.
 
     `evaluate`, `adapt` and `transfer` read it like a run folder. It has no training log, so a report skips it. LoRA is multiplied into
-    the frozen weights, which removes the adapter and its cost. Absolute paths of the dataset are reduced to their last part.
+    the frozen weights, which removes the adapter and its cost. Absolute paths of the dataset are reduced to their last part. The
+    calibrated threshold is copied.
 
     Args:
         run: Run folder.

@@ -39,9 +39,9 @@ def crop_one(array: np.ndarray, draws: Draws, recipe: Recipe) -> Tensor:
 
 
 def _part(image: Tensor, draws: Draws) -> tuple[Tensor, list[int], list[int]]:
-    """Return the part of a narrow image that a crop reads, its resized size, and the start of the crop in it.
+    """Return the part of a narrow image that a crop reads.
 
-    Resized as a whole, a line of some thousand pixels takes gigabytes.
+    Its resized size and the start of the crop in it follow. Resized as a whole, a line of some thousand pixels takes gigabytes.
     """
     size, start = [], []
     rows, columns = (draws.top, draws.box_height, draws.height), (draws.left, draws.box_width, draws.width)
