@@ -30,13 +30,13 @@ class Classes(nn.Module):
 
     def __init__(self, number: int, *, fraction: float, sharded: bool) -> None:
         super().__init__()
-        self.fraction, self.shard = fraction, divide(number) if sharded else None
+        self.number, self.fraction, self.shard = number, fraction, divide(number) if sharded else None
         if fraction < 1:  # a loss without a sample has no further state
             self.dice = CounterRNG(4)  # a different sequence from those of other components
 
-    def parameter(self, directions: Float[Tensor, "C D"]) -> nn.Parameter:
-        """Return the directions that this rank holds, to be trained."""
-        return hold(directions, self.shard)
+    def draw_directions(self, dim: int) -> nn.Parameter:
+        """Draw the directions of all classes, and return those of this rank, to be trained."""
+        return hold(torch.empty(self.number, dim).uniform_(-1, 1) / math.sqrt(dim), self.shard)
 
     def choose(
         self, embeddings: Float[Tensor, "B D"], proxies: Float[Tensor, "C D"], labels: Int[Tensor, "B"]

@@ -74,7 +74,7 @@ class ArcFace(Loss):
         self.margin, self.scale, self.fallback, self.clamp_positive, self.lr = margin, scale, fallback, clamp_positive, lr
         self.group = {"weight_decay": weight_decay}
         self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
-        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.proxies = self.sample.draw_directions(dim)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)

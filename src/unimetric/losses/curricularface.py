@@ -77,7 +77,7 @@ class CurricularFace(Loss):
         self.margin, self.scale, self.per_class_t, self.momentum, self.lr = margin, scale, per_class_t, momentum, lr
         self.group = {"weight_decay": weight_decay}
         self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
-        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.proxies = self.sample.draw_directions(dim)
         self.register_buffer("t", torch.zeros(num_classes if per_class_t else 1))
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:

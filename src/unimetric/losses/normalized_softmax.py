@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -65,7 +62,7 @@ class NormalizedSoftmax(Loss):
         self.temperature, self.lr = temperature, lr
         self.group = {"weight_decay": weight_decay}
         self.sample = Classes(num_classes, fraction=negatives, sharded=sharded)
-        self.proxies = self.sample.parameter(torch.empty(num_classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.proxies = self.sample.draw_directions(dim)
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         embeddings, proxies, rows = self.sample.choose(embeddings, self.proxies, labels)
