@@ -87,9 +87,9 @@ def heat(maps: Float[Tensor, "B K N"], size: int) -> Float[Tensor, "B K S S"]:
     return torch.nn.functional.interpolate(maps.unflatten(-1, (side, side)), size=(size, size), mode="bilinear", align_corners=False)
 
 
-def _short(name: str, most: int = 18) -> str:
-    """Shorten a file name to the width of a column by removing its start."""
-    return name if len(name) <= most else f"...{name[3 - most :]}"
+def _short(name: str) -> str:
+    """Shorten a file name to the width of a column, 18 characters, by removing its start."""
+    return name if len(name) <= 18 else f"...{name[-15:]}"
 
 
 def _draw(shown: Any, maps: Any, names: list[str], chosen: list[int], out: Path) -> None:

@@ -89,6 +89,6 @@ def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: t
     network.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
 
 
-def _list_first(words: list[str], most: int = 6) -> str:
-    text = ", ".join(words[:most])
-    return f"{text} and {len(words) - most} more" if len(words) > most else text
+def _list_first(words: list[str]) -> str:
+    text = ", ".join(words[:6])
+    return f"{text} and {len(words) - 6} more" if len(words) > 6 else text
