@@ -183,18 +183,15 @@ class Display:
         if done >= total:
             self.bar.remove_task(self.tasks.pop(name))  # type: ignore[arg-type]
 
-    def due(self, seconds: float = 1.0) -> bool:
-        """Return whether to show new values.
+    def due(self) -> bool:
+        """Return whether to show new values: on a bar once per second.
 
         Reading them synchronizes with the GPU, so not at every step.
-
-        Args:
-            seconds: Time between two updates of a bar. Plain lines have their own.
         """
         if self.lines is not None:
             return self.lines.due
         now = time.monotonic()
-        if not self.live or now - self.told < seconds:
+        if not self.live or now - self.told < 1.0:
             return False
         self.told = now
         return True
