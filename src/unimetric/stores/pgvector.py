@@ -194,10 +194,8 @@ class Pgvector(Store):
 
         Their first line says what happened.
         """
-        try:
-            import psycopg
-        except ImportError:
-            raise UnimetricError("the store `pgvector` needs psycopg", "pip install 'unimetric[pgvector]'") from None
+        import psycopg
+
         try:
             with self._lock:
                 yield
@@ -246,7 +244,8 @@ class Pgvector(Store):
         names = ["_id", "_list", "_vector", *types]
         listed = ", ".join(map(quote_name, names))
         replaced = ", ".join(f"{quote_name(each)} = EXCLUDED.{quote_name(each)}" for each in names[1:])
-        with self._errors(), self._transaction() as connection:
+        with self._errors(), self._connect().transaction() as transaction:
+            connection = transaction.connection
             new = [each for each in types if each not in held]
             # No other program computes centers meanwhile. A new column needs the stronger lock from the beginning: two programs that
             # hold the weaker one would wait for each other.
@@ -263,12 +262,6 @@ class Pgvector(Store):
             connection.execute(
                 f"INSERT INTO {name} ({listed}) SELECT {listed} FROM unimetric_rows ON CONFLICT (_id) DO UPDATE SET {replaced}"
             )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        connection = self._connect()
-        with connection.transaction():
-            yield connection
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -421,7 +414,8 @@ class Pgvector(Store):
         centers = kmeans(torch.from_numpy(sample), count, iterations=10).centers.numpy()
         name, index = quote_name(self.table), quote_name(f"{self.table}_list")
         update = f"UPDATE {name} SET _list = new.list FROM unnest(%s::text[], %s::integer[]) AS new (id, list) WHERE _id = new.id"
-        with self._transaction() as connection:
+        connection = self._connect()
+        with connection.transaction():
             connection.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")  # searches are answered, writes wait
             notes = self._notes()  # another program may have computed centers meanwhile
             version = notes["version"] + 1
