@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from unimetric.errors import UnimetricError
+from unimetric.images.loading import to_device
+from unimetric.samplers._bank import Choice
 from unimetric.samplers._classes import group, groups_per_batch, sample_within_classes
 
 
 class Candidates:
     """Draws a big batch B* and m candidate batches from B*, all with n samples per class.
 
-    Uses only numpy, in O(b*). If there are enough sufficiently large classes, the classes of a
+    Draws use only numpy, in O(b*). If there are enough sufficiently large classes, the classes of a
     candidate are distinct, and no row is in B* twice. Otherwise, each comes equally often, up to
     one.
 
@@ -34,6 +39,19 @@ class Candidates:
         self.groups = groups_per_batch(batch_size, n)
         self.big_groups = max(self.groups, min(big_batch, len(labels)) // n)
         self._order, self._ordered = self.classes.rows, -1
+
+    def choose(self, cost: Callable[[Tensor, Tensor], Tensor], embeddings: Float[Tensor, "N D"], epoch: int, step: int) -> Choice:
+        """Draw, and choose the candidate of the lowest cost.
+
+        Args:
+            cost: Function of the embeddings of B* and of the positions of the candidates.
+            embeddings: Embeddings of all training rows.
+            epoch: Index of the epoch.
+            step: Index of the step.
+        """
+        rows, positions = self.draw(epoch, step)
+        big_batch = embeddings.index_select(0, to_device(rows, embeddings.device))
+        return cost(big_batch, to_device(positions, embeddings.device)).argmin(), rows[positions].__getitem__
 
     def draw(self, epoch: int, step: int) -> tuple[Int[np.ndarray, "S"], Int[np.ndarray, "m B"]]:
         """Return the rows of B*, and the positions of each candidate in B*.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -10,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.arguments import Count, Range, Seed
-from unimetric.images.loading import to_device
 from unimetric.kinds import EmbeddedSampler
-from unimetric.samplers._bank import Bank, Choice
+from unimetric.samplers._bank import Bank
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
 from unimetric.samplers._histograms import pair_histograms
@@ -66,7 +66,7 @@ class DistanceMatching(EmbeddedSampler):
         code_cost: bool = False,
     ) -> None:
         self.candidates = Candidates(labels=labels, batch_size=batch_size, seed=seed, n=n, big_batch=big_batch, candidates=candidates)
-        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
+        self.bank = Bank(partial(self.candidates.choose, self.cost), rows=len(labels), steps=batches(len(labels), batch_size))
         self.bins, self.code_cost = bins, code_cost
 
     def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, " m"]:
@@ -79,8 +79,3 @@ class DistanceMatching(EmbeddedSampler):
         mean = points.mean(1) - big_batch.double().mean(0)
         deviation = points.std(1, correction=0) - big_batch.double().std(0, correction=0)
         return torch.linalg.vector_norm(mean, dim=-1) + torch.linalg.vector_norm(deviation, dim=-1) + 150 * heights
-
-    def _choose(self, embeddings: Float[Tensor, "N D"], epoch: int, step: int) -> Choice:
-        rows, positions = self.candidates.draw(epoch, step)
-        cost = self.cost(embeddings.index_select(0, to_device(rows, embeddings.device)), to_device(positions, embeddings.device))
-        return cost.argmin(), rows[positions].__getitem__

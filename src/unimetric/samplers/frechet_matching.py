@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -10,9 +11,8 @@ from torch import Tensor
 
 from unimetric.arguments import Count, Range, Seed
 from unimetric.geometry.frechet import frechet_of_points, gaussian
-from unimetric.images.loading import to_device
 from unimetric.kinds import EmbeddedSampler
-from unimetric.samplers._bank import Bank, Choice
+from unimetric.samplers._bank import Bank
 from unimetric.samplers._candidates import Candidates
 from unimetric.samplers._classes import batches
 
@@ -55,14 +55,9 @@ class FrechetMatching(EmbeddedSampler):
         candidates: Count = 10,
     ) -> None:
         self.candidates = Candidates(labels=labels, batch_size=batch_size, seed=seed, n=n, big_batch=big_batch, candidates=candidates)
-        self.bank = Bank(self._choose, rows=len(labels), steps=batches(len(labels), batch_size))
+        self.bank = Bank(partial(self.candidates.choose, self.cost), rows=len(labels), steps=batches(len(labels), batch_size))
 
     def cost(self, big_batch: Float[Tensor, "S D"], positions: Int[Tensor, "m B"]) -> Float[Tensor, " m"]:
         """Return the Frechet distance of each candidate, given by its positions in the big batch."""
         big_batch = big_batch.double()
         return frechet_of_points(big_batch[positions], *gaussian(big_batch))
-
-    def _choose(self, embeddings: Float[Tensor, "N D"], epoch: int, step: int) -> Choice:
-        rows, positions = self.candidates.draw(epoch, step)
-        cost = self.cost(embeddings[to_device(rows, embeddings.device)], to_device(positions, embeddings.device))
-        return cost.argmin(), rows[positions].__getitem__
