@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unimetric.adapters._prompts import Pool
+from unimetric.adapters._wrapped import Wrapped
 from unimetric.errors import UnimetricError
 from unimetric.foreign import completed
-from unimetric.kinds import Backbone
 
 
 def frozen_transformer(backbone: Any) -> Any:
@@ -232,7 +232,7 @@ class Mergeable(nn.Module):
         raise NotImplementedError
 
 
-class Adapted(Backbone):
+class Adapted(Wrapped):
     """Frozen backbone with prompt tokens and branches.
 
     The output has the shape of the plain backbone's output: prompt tokens are removed after the last block.
@@ -259,13 +259,10 @@ class Adapted(Backbone):
         mlp: Sequence[nn.Module] = (),
         scaled: bool = False,
     ) -> None:
-        super().__init__()
-        self.backbone, self.scaled = backbone, scaled
+        super().__init__(backbone)
+        self.scaled = scaled
         self.prompt: Any = prompt
         self.attention, self.mlp = nn.ModuleList(attention), nn.ModuleList(mlp)
-        self.channels: int = backbone.channels
-        self.mean: tuple[float, ...] = backbone.mean
-        self.std: tuple[float, ...] = backbone.std
         self.pool_size = len(prompt.keys) if isinstance(prompt, Pool) else 0
 
     def train(self, mode: bool = True) -> Adapted:

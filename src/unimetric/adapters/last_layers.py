@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
+from unimetric.adapters._wrapped import Wrapped
 from unimetric.errors import UnimetricError
 from unimetric.foreign import completed
-from unimetric.kinds import Backbone
 
 
-class PartlyFrozen(Backbone):
+class PartlyFrozen(Wrapped):
     """Backbone whose first layers are frozen, and all statistics of BatchNorm.
 
     The frozen layers store nothing for a backward pass, because none of their parameters is trained.
@@ -25,11 +24,7 @@ class PartlyFrozen(Backbone):
     """
 
     def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.channels: int = backbone.channels
-        self.mean: tuple[float, ...] = backbone.mean
-        self.std: tuple[float, ...] = backbone.std
+        super().__init__(backbone)
         self.train()
 
     def train(self, mode: bool = True) -> PartlyFrozen:
@@ -41,13 +36,6 @@ class PartlyFrozen(Backbone):
 
     def find_stages(self) -> Any:
         return self.backbone.find_stages()
-
-    def merged(self) -> Any:
-        """Return the wrapped backbone."""
-        return self.backbone
-
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
-        return self.backbone(images)
 
 
 def last_layers(backbone: Any, *, after: Literal["quarter", "half", "three_quarters"] = "half") -> nn.Module:

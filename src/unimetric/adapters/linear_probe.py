@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unimetric.adapters._wrapped import Wrapped
 from unimetric.foreign import completed
-from unimetric.kinds import Backbone
 
 
-class FrozenBackbone(Backbone):
+class FrozenBackbone(Wrapped):
     """Backbone with frozen weights and statistics that stores nothing for a backward pass.
 
     Args:
@@ -23,24 +23,16 @@ class FrozenBackbone(Backbone):
     """
 
     def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.backbone = completed("backbones", backbone).requires_grad_(False).eval()
-        self.channels: int = backbone.channels
-        self.mean: tuple[float, ...] = backbone.mean
-        self.std: tuple[float, ...] = backbone.std
+        super().__init__(completed("backbones", backbone).requires_grad_(False).eval())
 
     def train(self, mode: bool = True) -> FrozenBackbone:
         super().train(mode)
         self.backbone.eval()
         return self
 
-    def merged(self) -> Any:
-        """Return the wrapped backbone."""
-        return self.backbone
-
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N C"]:
-        return self.backbone(images)
+        return super().forward(images)
 
 
 def linear_probe(backbone: Any) -> nn.Module:
