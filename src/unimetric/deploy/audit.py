@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from unimetric.geometry.space import Space
 from unimetric.images.pack import decode, make_thumbnail
 from unimetric.kinds import Audited, Findings
 from unimetric.report import page as report_page
-from unimetric.report.escape import for_csv, for_html
+from unimetric.report.escape import csv_text, for_csv, for_html
 from unimetric.spec import bind_arguments, create, parse
 
 _log = logging.getLogger("unimetric")
@@ -138,13 +136,9 @@ def read_gallery(index: Index, *, label: str, progress: Callable[[str, int, int]
 
 def as_csv(findings: Findings) -> str:
     """Return the rows of findings as csv text."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     names = list(findings.rows[0])
-    writer.writerow(names)
-    for row in findings.rows:
-        writer.writerow([for_csv(value) if isinstance(value, str) else value for value in (row[name] for name in names)])
-    return out.getvalue()
+    rows = [[row[name] for name in names] for row in findings.rows]
+    return csv_text([names, *([for_csv(value) if isinstance(value, str) else value for value in row] for row in rows)])
 
 
 @dataclass

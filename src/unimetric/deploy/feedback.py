@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import hashlib
 import io
@@ -15,7 +14,7 @@ from typing import Any
 
 from unimetric.errors import UnimetricError
 from unimetric.files import sync_folder, write_bytes
-from unimetric.report.escape import for_csv
+from unimetric.report.escape import csv_text, for_csv
 
 FILE, IMAGES = "feedback.jsonl", "feedback"
 _COLUMNS = ("time", "query", "match", "vote", "score", "label", "version")
@@ -90,10 +89,6 @@ class Feedback:
         last: dict[tuple[str, str], dict[str, Any]] = {}
         for vote in self:
             last[str(vote.get("query")), str(vote.get("match"))] = vote
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for vote in last.values():
-            if vote.get("vote"):  # a vote that was taken back is empty
-                writer.writerow([for_csv(str(vote[key])) if vote.get(key) is not None else "" for key in _COLUMNS])
-        return out.getvalue()
+        valid = [vote for vote in last.values() if vote.get("vote")]  # a vote that was taken back is empty
+        rows = [[for_csv(str(vote[key])) if vote.get(key) is not None else "" for key in _COLUMNS] for vote in valid]
+        return csv_text([_COLUMNS, *rows])

@@ -5,9 +5,12 @@ Names come from datasets and settings, and may contain anything.
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: Characters that end a line or have no glyph, except for the line feed.
@@ -74,6 +77,13 @@ def for_markdown(text: str) -> str:
     'a\\\\|b \\\\<i>'
     """
     return re.sub(r"[\\|<`]|(?<=\])\(", r"\\\g<0>", one_line(text))
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return the text of a csv file. Cells with text of others need `for_csv`."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def for_csv(text: str) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from dataclasses import dataclass, field, replace
 
-from unimetric.report.escape import for_csv, for_html, for_latex, for_markdown, one_line
+from unimetric.report.escape import csv_text, for_csv, for_html, for_latex, for_markdown, one_line
 from unimetric.report.numbers import Method, direction, format_value, is_structure, judges, measured, raw_backbones
 from unimetric.report.published import Published, published
 
@@ -213,14 +211,10 @@ def as_markdown(tables: list[Results]) -> str:
     return "\n".join(parts)
 
 
-_CSV_COLUMNS = ("paper", "source", "low", "high", "unit", "differs")
-
-
 def as_csv(tables: list[Results]) -> str:
     """Return one line per method and metric, for spreadsheets."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["dataset", "split", "method", "seeds", "metric", "mean", "half_interval", *_CSV_COLUMNS])
+    names = ("dataset", "split", "method", "seeds", "metric", "mean", "half_interval", "paper", "source", "low", "high", "unit", "differs")
+    rows: list[tuple[object, ...]] = [names]
     for table in tables:
         for name, seeds, cells in table.rows:
             for metric, cell in zip(table.metrics, cells, strict=True):
@@ -228,8 +222,8 @@ def as_csv(tables: list[Results]) -> str:
                 differs = "; ".join(cell.paper.differs) if cell.paper else ""
                 unit = "" if is_structure(metric) else "percent"
                 texts = map(for_csv, (table.dataset, table.split, name))
-                writer.writerow([*texts, seeds, for_csv(metric), cell.mean, cell.half, *paper, cell.low, cell.high, unit, for_csv(differs)])
-    return out.getvalue()
+                rows.append((*texts, seeds, for_csv(metric), cell.mean, cell.half, *paper, cell.low, cell.high, unit, for_csv(differs)))
+    return csv_text(rows)
 
 
 def as_latex(tables: list[Results]) -> str:
