@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -107,8 +107,17 @@ def _present(paths: Sequence[str]) -> np.ndarray:
     return there
 
 
-def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: float | str, folder: str | Path) -> set[str]:
-    """Return the training classes of a dataset without a published split.
+def sort_labels(labels: Iterable[str]) -> list[str]:
+    """Return different labels: numbers by value, before words, so that 2 comes before 10.
+
+    >>> sort_labels(["red", "10", "2", "red"])
+    ['2', '10', 'red']
+    """
+    return sorted(set(labels), key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
+
+
+def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: float | str, folder: str | Path) -> list[bool]:
+    """Return whether each image of a dataset without a published split is for training.
 
     Args:
         name: Name of the dataset, for the error.
@@ -123,10 +132,11 @@ def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: fl
         chosen = {key for (key,) in columns(file, str)}
         for key in sorted(chosen.difference(class_names)):
             raise UnimetricError(f"`{file}`: unknown class `{key}` of {name}", closest(key, class_names))
-        return chosen
+        return [key in chosen for key in keys]
     images = Counter(keys)
     common = [key for key in class_names if images[key] > 1]  # `without_singles` drops the others
-    return set(common[: int(np.ceil(train * len(common) - 1e-9))])  # 0.1 * 30 is a little more than 3
+    chosen = set(common[: int(np.ceil(train * len(common) - 1e-9))])  # 0.1 * 30 is a little more than 3
+    return [key in chosen for key in keys]
 
 
 def without_singles(table: Table, on_single: str) -> Table:

@@ -11,7 +11,7 @@ from typing import Literal
 from unimetric.arguments import Fraction
 from unimetric.datasets._boxes import box_paths
 from unimetric.datasets._reading import SUFFIXES, place_file, read_lines
-from unimetric.datasets._tabulate import divide, tabulate, without_singles
+from unimetric.datasets._tabulate import divide, sort_labels, tabulate, without_singles
 from unimetric.errors import UnimetricError, closest
 from unimetric.images.remote import join_path
 from unimetric.images.table import Table
@@ -81,10 +81,9 @@ def csv(
             raise UnimetricError(f"`{source}`, line {number}: unknown split `{part}`", closest(part, PARTS))
         parts.append(PARTS.get(part, False))
         names.add(part)
-    class_names = sorted(set(labels), key=_order)
+    class_names = sort_labels(labels)
     if not rows or "split" not in rows[0][1] or train is not None:
-        chosen = divide(name, class_names, labels, 0.5 if train is None else train, base)
-        parts = [label in chosen for label in labels]
+        parts = divide(name, class_names, labels, 0.5 if train is None else train, base)
     elif {"test"} < names - {"train"}:
         logging.getLogger("unimetric").warning(
             "csv: the test images of `%s` are those of %s", source, " and ".join(sorted(names - {"train"}))
@@ -149,11 +148,6 @@ def _path_and_label(source: str | Path, number: int, row: dict[str, str | None])
             "use a file that ends in " + " ".join(SUFFIXES),
         )
     return path, label
-
-
-def _order(label: str) -> tuple[int, int, str]:
-    """Return a sort key: numbers by value, before words, so that 2 comes before 10."""
-    return (0, int(label), label) if label.isdecimal() else (1, 0, label)
 
 
 def _roles(source: str | Path, rows: list[tuple[int, dict[str, str | None]]], train: list[bool], column: str) -> list[bool]:

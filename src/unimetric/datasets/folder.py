@@ -70,8 +70,7 @@ def folder(
     if by_part:
         trains = [path[0] == "train" for path in files]
     else:
-        chosen = divide(name, class_names, classes, 0.5 if train is None else train, base)
-        trains = [key in chosen for key in classes]
+        trains = divide(name, class_names, classes, 0.5 if train is None else train, base)
     paths = [f"{base}/{'/'.join(path)}" for path in files]
     return without_singles(tabulate(name, paths, classes, {key: key for key in class_names}, trains), on_single)
 

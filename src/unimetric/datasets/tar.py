@@ -15,7 +15,7 @@ import numpy as np
 
 from unimetric.arguments import Fraction
 from unimetric.datasets._reading import SUFFIXES, place_file
-from unimetric.datasets._tabulate import divide, tabulate, without_singles
+from unimetric.datasets._tabulate import divide, sort_labels, tabulate, without_singles
 from unimetric.errors import UnimetricError
 from unimetric.files import cache_folder, write_text
 from unimetric.images.members import join_member
@@ -85,9 +85,8 @@ def tar(
     classes = [each for each in labels if each is not None]
     if len(classes) < len(labels):
         raise UnimetricError(f"`{paths[labels.index(None)]}` has no class, but other images have one", _HINT)
-    class_names = sorted(set(classes), key=lambda each: (not each.isdecimal(), int(each) if each.isdecimal() else 0, each))
-    chosen = divide(name, class_names, classes, train, base)
-    table = tabulate(name, paths, classes, {key: key for key in class_names}, [key in chosen for key in classes])
+    class_names = sort_labels(classes)
+    table = tabulate(name, paths, classes, {key: key for key in class_names}, divide(name, class_names, classes, train, base))
     return without_singles(table, on_single)
 
 

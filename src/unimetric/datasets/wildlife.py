@@ -69,13 +69,12 @@ def wildlife(
     name = name or base.resolve().name
     labels = [str(row["identity"]).strip() for _, row in known]
     class_names = sorted(set(labels))
-    chosen = divide(name, class_names, labels, train, base)
     table = tabulate(
         name,
         box_paths(source, known, [f"{base}/{str(row['path']).strip()}" for _, row in known], boxes),
         labels,
         {key: key for key in class_names},
-        [label in chosen for label in labels],
+        divide(name, class_names, labels, train, base),
         on_missing=on_missing,
         group=find_groups(source, known, group, GROUPS),
         group_rule=group_rule,
