@@ -20,12 +20,12 @@ from unimetric.deploy.placement import Placement
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import write_text
 from unimetric.spec import create
+from unimetric.stores._points import TYPES
 
 FORMAT = 1
 FACTS, MODEL, STORE, LEDGER = "index.toml", "model", "store", "files.db"
 THRESHOLDS, UNREADABLE = "thresholds.json", "unreadable.txt"
 RUNTIMES = ("torch", "onnx")
-TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 @dataclass(frozen=True)

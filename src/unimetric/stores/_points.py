@@ -16,6 +16,8 @@ from unimetric.stores._where import column_type, is_plain_text
 RESERVED = ("_id", "_vector", "_list")
 #: Longest name of a column in bytes, which is that of PostgreSQL.
 _NAME = 63
+#: Types of columns by name.
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 #: Largest difference of a vector's length from 1.
 _UNIT = 1e-3
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import atomic_stream
+from unimetric.stores._points import TYPES
 from unimetric.stores._where import Coded
 
 _NAMES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U32": "u4", "U16": "u2", "U8": "u1"}
-TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def write_arrays(

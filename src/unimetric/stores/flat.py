@@ -18,8 +18,8 @@ from unimetric.errors import DAMAGED_INDEX, UnimetricError
 from unimetric.files import remove_stale, wait_for_lock, write_text
 from unimetric.geometry.nearest import best, exactly
 from unimetric.kinds import Store
-from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
-from unimetric.stores._shard import TYPES, Shard, hash_ids, map_arrays, write_arrays
+from unimetric.stores._points import TYPES, check_ids, check_points, check_queries, no_hits, unknown_id
+from unimetric.stores._shard import Shard, hash_ids, map_arrays, write_arrays
 from unimetric.stores._where import Filter, Where, comparisons, mask, read_filter
 
 VERSION = 1
