@@ -34,10 +34,10 @@ class Batcher(Generic[Item, Answer]):
         self,
         function: Callable[[Sequence[Item]], Sequence[Answer | Exception]],
         *,
-        batch: int = 32,
-        wait: float = 0.004,
-        queue: int = 64,
-        observe: Callable[[int], None] = lambda size: None,
+        batch: int,
+        wait: float,
+        queue: int,
+        observe: Callable[[int], None],
     ) -> None:
         self.function, self.batch, self.wait, self.limit, self.observe = function, batch, wait, queue, observe
         self.preparing = 0
