@@ -31,13 +31,12 @@ class RankWatch:
 
     Args:
         fabric: Fabric of the run, after its launch. With one rank, nothing is watched.
-        silence: Seconds without a byte after which a rank counts as hung. Defaults to the environment variable
-            `UNIMETRIC_RANK_SILENCE`, or 30.
     """
 
-    def __init__(self, fabric: Fabric, *, silence: float | None = None) -> None:
+    def __init__(self, fabric: Fabric) -> None:
         self.fabric, self.over, self.lock = fabric, threading.Event(), threading.Lock()
-        self.silence = float(os.environ.get("UNIMETRIC_RANK_SILENCE", "30")) if silence is None else silence
+        # Seconds without a byte after which a rank counts as hung.
+        self.silence = float(os.environ.get("UNIMETRIC_RANK_SILENCE", "30"))
         self.peers: dict[int, socket.socket] = {}
         self.local: dict[int, int] = {}  # processes of the ranks on this machine
 
