@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unimetric.config import CONFIGS, RunConfig
+from unimetric.config import RunConfig, shipped_configs
 from unimetric.errors import UnimetricError
 from unimetric.report.protocols import PROTOCOLS, Protocol, compare, read_protocols, wanted_settings
 from unimetric.studies.grid import Run
@@ -84,10 +84,8 @@ def check(paths: Iterable[Path], *, complete: bool = False) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Check the named files, or all of `configs/` without arguments."""
-    paths = [Path(each) for each in arguments] or sorted([*CONFIGS.glob("*.toml"), *CONFIGS.glob("studies/*.toml")])
+    paths = [Path(each) for each in arguments] or list(shipped_configs().values())
     try:
-        if not paths:
-            raise UnimetricError("no configs found in `configs/`", "run this in the repository, or name files")
         lines = check(paths, complete=not arguments)
     except UnimetricError as error:
         lines = [str(error)]
