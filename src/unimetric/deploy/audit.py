@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -141,31 +141,20 @@ def as_csv(findings: Findings) -> str:
     return csv_text([names, *([for_csv(value) if isinstance(value, str) else value for value in row] for row in rows)])
 
 
-@dataclass
-class _Thumbnails:
-    """Thumbnails of a page, each computed once."""
-
-    index: Index
-
-    def __post_init__(self) -> None:
-        self.known: dict[str, str] = {}
-
-    def html(self, id_: str) -> str:
-        """Return the element of an image, which contains its thumbnail."""
-        if id_ not in self.known:
-            try:
-                data = base64.b64encode(make_thumbnail(self.index.image_path(id_), _SIDE, 75)).decode()
-                self.known[id_] = f'<img src="data:image/jpeg;base64,{data}" alt="">'
-            except (UnimetricError, OSError):
-                self.known[id_] = '<div class="gone">not readable</div>'
-        return self.known[id_]
+def _thumbnail(index: Index, id_: str) -> str:
+    """Return the element of an image, which contains its thumbnail."""
+    try:
+        data = base64.b64encode(make_thumbnail(index.image_path(id_), _SIDE, 75)).decode()
+        return f'<img src="data:image/jpeg;base64,{data}" alt="">'
+    except (UnimetricError, OSError):
+        return '<div class="gone">not readable</div>'
 
 
 def as_html(
     found: dict[str, Findings], note: str, files: dict[str, Path], index: Index, *, most: int, progress: Callable[[str, int, int], None]
 ) -> str:
     """Return the page of all findings."""
-    thumbnails = _Thumbnails(index)
+    thumbnail = cache(partial(_thumbnail, index))  # an image may be in several findings
     sections, links = [], []
     total = sum(min(most, len(findings.groups)) for findings in found.values())
     done = 0
@@ -181,8 +170,7 @@ def as_html(
         for group in findings.groups[:most]:
             images = zip(group.ids, group.names, strict=True)
             cells = "".join(
-                f'<figure title="{for_html(id_)}">{thumbnails.html(id_)}'
-                f"<figcaption>{for_html(name or Path(id_).name)}</figcaption></figure>"
+                f'<figure title="{for_html(id_)}">{thumbnail(id_)}<figcaption>{for_html(name or Path(id_).name)}</figcaption></figure>'
                 for id_, name in images
             )
             body.append(f'<div class="group"><p>{for_html(group.caption)}</p><div class="images">{cells}</div></div>')
