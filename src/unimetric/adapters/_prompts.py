@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unimetric.geometry import upcast_half
+
 
 class Pool(nn.Module):
     """Pool of prompts, mixed per image by the cosine similarity to their keys.
@@ -38,7 +40,7 @@ class Pool(nn.Module):
         The weight is the cosine similarity between the attended query and the key of the prompt.
         """
         with torch.autocast(patches.device.type, enabled=False):
-            values = patches.detach().float() if patches.dtype in (torch.bfloat16, torch.float16) else patches.detach()
+            values = upcast_half(patches.detach())
             query = (values.mean(1) + values.amax(1)) / 2
             weight = self.attention.softmax(1)
             # Computes cos(q * a, k) without the (B, M, C) attended queries: both sums over C are matrix products.
