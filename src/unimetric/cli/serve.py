@@ -151,11 +151,12 @@ def audit(
     - `unimetric audit my.index --out audit.html`
     - `unimetric audit my.index --audits "near_duplicates; suspicious_labels(neighbors=20)"`
     """
+    from unimetric.config import split_specs
     from unimetric.deploy.audit import AUDITS
     from unimetric.deploy.audit import audit as run_audits
     from unimetric.runs.display import Display
 
-    chosen = [text.strip() for text in audits.split(";") if text.strip()] or list(AUDITS)
+    chosen = split_specs(audits, "`--audits`") or list(AUDITS)
     with Display() as display:
         found = run_audits(folder, out, audits=chosen, label=label, most=most, progress=display.step)
         for findings in found.values():
