@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -143,6 +144,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")  # file names need not be UTF-8
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a small JSON file atomically."""
+    write_text(path, json.dumps(content, indent=1))
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from unimetric.analysis.curves import t_interval
 from unimetric.analysis.evaluate import check_metrics
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import write_json
 from unimetric.geometry import seed_dice
 from unimetric.heads.identity import Identity
 from unimetric.images.loading import Progress, View, to_device
@@ -152,7 +151,7 @@ def adapt(
         "summary": {key: t_interval([line[key] for line in lines]) for key in lines[0]},
         "episodes": lines,
     }
-    write_text(Path(run) / f"adapt_{shots}_shots.json", json.dumps(result, indent=1))
+    write_json(Path(run) / f"adapt_{shots}_shots.json", result)
     return result
 
 

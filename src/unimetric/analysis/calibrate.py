@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import write_json
 from unimetric.geometry.pair_scores import PairScores, Rates
 from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress
@@ -77,7 +77,7 @@ def calibrate(
         "train_threshold": train_threshold,
         "test_at_train_threshold": _describe(pairs["test"], pairs["test"].rates(train_threshold), level, draws),
     }
-    write_text(file, json.dumps(result, indent=1))
+    write_json(file, result)
     draw_calibration(file.with_suffix(".png"), pairs, result)
     return result
 

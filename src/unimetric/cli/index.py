@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unimetric.cli.imports import importing
-from unimetric.cli.options import Settings, read_overrides
+from unimetric.cli.options import Settings, read_overrides, write_json
 from unimetric.errors import Interrupted, UnimetricError, counted
 
 
@@ -171,7 +171,6 @@ def evaluate_stored(
     """Evaluate an index, and print the values of exact and of stored neighbors."""
     from unimetric.deploy.index import Index
     from unimetric.deploy.measuring import evaluate_index
-    from unimetric.files import write_text
     from unimetric.runs.display import Display
 
     _reject_others(path, others)
@@ -182,8 +181,7 @@ def evaluate_stored(
         display.line(f"{'':<32} {'exact':>8} {opened.facts.store.partition('(')[0]:>8}")
         for name, value in found["exact"].items():
             display.line(f"{name:<32} {value:>8.4f} {found['store'][name]:>8.4f}")
-    if out is not None:
-        write_text(out, json.dumps(found, indent=1))
+    write_json(out, found)
 
 
 def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: dict[str, Any]) -> None:

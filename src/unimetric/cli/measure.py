@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from functools import partial
@@ -13,7 +12,7 @@ import typer
 
 from unimetric.cli.imports import importing
 from unimetric.cli.index import evaluate_stored, is_index
-from unimetric.cli.options import Settings, check_outputs, read_numbers, read_overrides
+from unimetric.cli.options import Settings, check_outputs, read_numbers, read_overrides, write_json
 from unimetric.errors import UnimetricError, closest
 
 
@@ -28,13 +27,6 @@ def _check_json_path(out: Path) -> None:
         hint = f"use `--out {out.with_suffix('.json')}`; the figure is saved as {out}"
         raise UnimetricError(f"`--out` must not be a .png file, got {out}", hint)
     check_outputs(out)
-
-
-def _write_json(out: Path | None, found: Any) -> None:
-    if out is not None:
-        from unimetric.files import write_text  # loads numpy
-
-        write_text(out, json.dumps(found, indent=1))
 
 
 def evaluate(
@@ -121,7 +113,7 @@ def evaluate(
             numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **smaller, **options)
         for line in _result_lines(numbers, classes, explain=explain):
             display.line(line)
-    _write_json(out, numbers | ({"classes": classes} if per_class else {}))
+    write_json(out, numbers | ({"classes": classes} if per_class else {}))
 
 
 #: Number of classes that `--per-class` prints.
@@ -276,10 +268,9 @@ def _adapt_study(display: Any, folder: Path, runs: list[Path], shots: list[int],
     """Adapt every run of a study, and write its table and figures into the study folder."""
     from unimetric.analysis.adapt import METRICS
     from unimetric.analysis.few_shot import adapt_study, draw_few_shot
-    from unimetric.files import write_text
 
     report = adapt_study(runs, shots=shots, progress=partial(display.step, "adapting runs"), **arguments)
-    write_text(folder / "few_shot.json", json.dumps(report, indent=1))
+    write_json(folder / "few_shot.json", report)
     for count, methods in report.items():
         draw_few_shot(folder / f"few_shot_{count}.png", methods, METRICS[0])
         for name, method in methods.items():
@@ -313,7 +304,7 @@ def transfer(
         for row in rows:
             numbers = "  ".join(f"{key} {value:.4f}" for key, value in row.items() if isinstance(value, float))
             display.line(f"{row['run']}: {row['trained_on']} -> {row['tested_on']}: {numbers}")
-    _write_json(out, rows)
+    write_json(out, rows)
 
 
 def shift(
@@ -339,7 +330,7 @@ def shift(
     texts, shapes = _specs(metrics), _specs(structure, "--structure")
     overrides = read_overrides(setting, shift)
     report = shift_report(targets, splits=splits, dataset=dataset, metrics=texts, structure=shapes, **overrides)
-    _write_json(out, report)
+    write_json(out, report)
     for name, method in report["methods"].items():
         for metric, scores in method["scores"].items():
             curve = "  ".join(f"{distance:.4g}: {score:.4f}" for distance, score in zip(method["distances"], scores, strict=True))
@@ -384,7 +375,7 @@ def ensemble(
         numbers = run(places, metrics=_specs(metrics), normalise=normalize, progress=partial(display.step, "embedding"), **overrides)
         for line in _result_lines(numbers, []):
             display.line(line)
-    _write_json(out, numbers)
+    write_json(out, numbers)
 
 
 def _read_labels(words: list[str]) -> dict[str, list[str]]:

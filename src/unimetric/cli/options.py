@@ -62,6 +62,14 @@ def check_outputs(*files: Path | None) -> None:
             check_writable(file)
 
 
+def write_json(out: Path | None, found: Any) -> None:
+    """Write the results of a command to its JSON file, if there is one."""
+    if out is not None:
+        from unimetric.files import write_json as write  # loads numpy
+
+        write(out, found)
+
+
 def read_numbers(words: str, option: str, kind: type[int] | type[float], *, like: str) -> list[Any]:
     """Read the value of an option: numbers separated by commas, such as `like`."""
     try:

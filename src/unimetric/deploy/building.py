@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -41,7 +40,7 @@ from unimetric.deploy.ledger import Ledger, Work
 from unimetric.deploy.placement import Placement
 from unimetric.deploy.sharding import SHARDS, Cluster
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_text
+from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_json
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
 from unimetric.images.remote import common_folder, is_remote, join_path, make_absolute
@@ -314,7 +313,7 @@ def _copy_threshold(model: str | Path | None, network: Any, path: Path) -> None:
     if isinstance(network, Exported):
         found = network.notes.get("threshold")
     if found:
-        write_text(path / THRESHOLDS, json.dumps(found, indent=1))
+        write_json(path / THRESHOLDS, found)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from unimetric.config import RunConfig, load, score
 from unimetric.errors import UnimetricError
-from unimetric.files import write_text
+from unimetric.files import write_json, write_text
 from unimetric.images.loading import Progress, View
 from unimetric.metrics import measure
 from unimetric.runs.device import evaluation_batch, open_fabric, set_up
@@ -199,7 +198,7 @@ def _write(out: Path, ends: _Ends, found: dict[str, Any]) -> None:
         record = read_record(ends.folder)
         if record is not None:
             write_record(temporary, {key: value for key, value in record.items() if key != "files"})
-        write_text(temporary / "interpolation.json", json.dumps(found, indent=1))
+        write_json(temporary / "interpolation.json", found)
         write_text(temporary / "config.toml", own.dump())
         temporary.rename(out)
     except OSError as error:

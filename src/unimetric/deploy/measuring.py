@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from unimetric.deploy.index import Index
 from unimetric.deploy.sharded_gallery import ShardedSpace
 from unimetric.deploy.sharding import Cluster
 from unimetric.errors import UnimetricError, closest
-from unimetric.files import write_text
+from unimetric.files import write_json
 from unimetric.geometry.pair_scores import PairScores
 from unimetric.geometry.space import Space
 from unimetric.images.loading import Progress
@@ -168,7 +167,7 @@ def calibrate_index(index: Index, *, fpr: float = 0.01, level: float = 0.95, dra
         "fnr_interval": pairs.interval(pairs.resample(threshold=threshold, draws=draws).fnmr, level),
     }
     with lock_folder(index.path, "writing to"):
-        write_text(index.path / THRESHOLDS, json.dumps(result, indent=1))
+        write_json(index.path / THRESHOLDS, result)
         facts = Facts.read(index.path)
         replace(facts, generation=facts.generation + 1).write(index.path)
     index.refresh()

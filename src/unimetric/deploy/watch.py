@@ -21,7 +21,7 @@ from unimetric.datasets.files import LABEL
 from unimetric.deploy.building import open_source
 from unimetric.deploy.index import Index, sample_gallery
 from unimetric.errors import UnimetricError
-from unimetric.files import check_writable, write_text
+from unimetric.files import check_writable, write_json
 from unimetric.geometry.frechet import frechet
 from unimetric.geometry.wilson import wilson
 from unimetric.images.pack import decode
@@ -284,7 +284,7 @@ def open_curve(index: Index, *, fit: bool, progress: Callable[[int, int], None] 
     check_writable(file)
     # The index on disk may have changed since it was opened.
     found = fit_curve(index, progress=progress) | {"version": index.facts.version}
-    write_text(file, json.dumps(found, indent=1))
+    write_json(file, found)
     return found
 
 

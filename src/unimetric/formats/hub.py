@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from unimetric.errors import UnimetricError, first_line
-from unimetric.files import UNFINISHED, atomic, make_folder, system_error, write_text
+from unimetric.files import UNFINISHED, atomic, make_folder, system_error, write_json, write_text
 from unimetric.kinds import Check, Embed, Format, Images
 
 _HINT = "use `--to onnx`, which contains any model, or `unimetric export` without `--to`"
@@ -47,7 +47,7 @@ class Hub(Format):
             except SafetensorError as error:  # safetensors reports a full disk this way
                 raise system_error(error) from None
             temporary.chmod(0o644)  # safetensors writes files that only the owner can read
-        write_text(path / "config.json", json.dumps(config, indent=1))
+        write_json(path / "config.json", config)
         write_text(path / "README.md", card)
         (path / UNFINISHED).unlink()
 

@@ -19,7 +19,7 @@ import torch
 
 from unimetric.config import NO_RESULT, RunConfig, from_settings, load
 from unimetric.errors import UnimetricError
-from unimetric.files import is_temporary, make_folder, remove_stale, write_text
+from unimetric.files import is_temporary, make_folder, remove_stale, write_json, write_text
 from unimetric.foreign import declared
 from unimetric.images.table import Table
 from unimetric.runs.device import VERSION, peak_memory
@@ -324,13 +324,13 @@ def lock_run_folder(config: RunConfig, folder: Path, *, device: torch.device) ->
             path.unlink()
         comment = f"# weights of the backbone: {weights}\n" if weights else ""
         write_text(folder / "config.toml", comment + config.dump())  # first, because it marks a run folder even after a crash
-        write_text(folder / "environment.json", json.dumps(environment, indent=1))
+        write_json(folder / "environment.json", environment)
         try:
             yield
         finally:
             environment["peak_memory_gib"] = peak_memory(device)
             with contextlib.suppress(UnimetricError):  # on a full disk, the run's own error is the one to report
-                write_text(folder / "environment.json", json.dumps(environment, indent=1))
+                write_json(folder / "environment.json", environment)
                 seal_files(folder, finished=(folder / "done").exists())
 
 
