@@ -106,7 +106,7 @@ def _find_nearest(index: Index, raw: np.ndarray, paths: list[str]) -> tuple[np.n
     return ids[rows, np.array(own, int)], scores[rows, np.array(own, int)]
 
 
-def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level: float = 0.95) -> dict[str, Any] | None:
+def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any]) -> dict[str, Any] | None:
     """Return recall@1 of the labeled queries with Wilson's interval, or None without labels."""
     rows = [row for row, label in enumerate(labels) if label is not None and nearest[row]]
     if not rows:
@@ -117,8 +117,8 @@ def _measure_recall(index: Index, nearest: np.ndarray, labels: list[Any], level:
         return None
     held = index.fetch([nearest[row] for row in rows])[LABEL]
     right = sum(str(mine) == str(labels[row]) for mine, row in zip(held, rows, strict=True))
-    low, high = wilson(right / len(rows), len(rows), level)
-    return {"recall": right / len(rows), "low": low, "high": high, "level": level, "queries": len(rows)}
+    low, high = wilson(right / len(rows), len(rows), 0.95)
+    return {"recall": right / len(rows), "low": low, "high": high, "level": 0.95, "queries": len(rows)}
 
 
 def _sample(index: Index) -> np.ndarray:
