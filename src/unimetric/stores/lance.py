@@ -20,13 +20,13 @@ from jaxtyping import Float, Int
 
 from unimetric.arguments import Count, Range
 from unimetric.errors import Unavailable, UnimetricError
-from unimetric.files import write_text
+from unimetric.files import write_json
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
 from unimetric.stores._where import Filter, Where, read_filter, to_text
 
-_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 #: Version of the layout, in the metadata of the table.
 _FORMAT = 1
 _TABLE = "points"
@@ -40,6 +40,29 @@ _PARTITION, _BITS = 2_000, 4
 _LADDER = ((0.01, 2), (0.02, 2), (0.04, 2), (0.07, 3), (0.1, 3), (0.15, 4), (0.2, 4), (0.3, 5), (0.5, 6), (0.7, 8), (1.0, 10), (1.0, 30))
 #: Ids per expression, and points per block of a scan.
 _IDS, _BLOCK = 1_000, 16_384
+
+
+def _repeated(method: _Method) -> _Method:
+    """Repeat a method of a store if other processes have changed its table meanwhile.
+
+    A change may conflict with another one, and `finish` removes the version of the table that others have opened.
+    """
+
+    @functools.wraps(method)
+    def repeat(self: Lance, *arguments: Any, **named: Any) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return method(self, *arguments, **named)
+            except Unavailable as error:
+                if not any(text in error.message for text in ("commit conflict", "Not found: ")) or attempt == _ATTEMPTS:
+                    raise
+            with self._errors():
+                self._table.checkout_latest()
+            self.report = MappingProxyType(self._read_report())
+
+    return repeat  # type: ignore[return-value]
 
 
 class Lance(Store):
@@ -147,27 +170,8 @@ class Lance(Store):
 
     # --- Writing ------------------------------------------------------------------------------------------
 
+    @_repeated
     def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
-        self._repeat(functools.partial(self._write_once, ids, vectors, columns))
-
-    def _repeat(self, work: Callable[[], _Result]) -> _Result:
-        """Return the result of work on the table, and repeat it if others have changed it.
-
-        A change may conflict with another one, and `finish` removes the version of the table that others have opened.
-        """
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return work()
-            except Unavailable as error:
-                if not any(text in error.message for text in ("commit conflict", "Not found: ")) or attempt == _ATTEMPTS:
-                    raise
-            with self._errors():
-                self._table.checkout_latest()
-            self.report = MappingProxyType(self._read_report())
-
-    def _write_once(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         import pyarrow as pa
 
         held = self.columns
@@ -185,22 +189,19 @@ class Lance(Store):
             table = pa.table(data).cast(self._table.schema.remove_metadata())
             self._table.merge_insert("_id").when_matched_update_all().when_not_matched_insert_all().execute(table)
 
+    @_repeated
     def delete(self, ids: Sequence[str]) -> None:
         if len(ids):
-            self._repeat(functools.partial(self._delete_once, _among(check_ids(ids))))  # one expression, because each call is a transaction
-
-    def _delete_once(self, condition: str) -> None:
-        with self._errors():
-            self._table.delete(condition)
+            with self._errors():
+                self._table.delete(_among(check_ids(ids)))  # one expression, because each call is a transaction
 
     # --- Searching ----------------------------------------------------------------------------------------
 
+    @_repeated
     def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         queries = check_queries(queries, k, self.dim)
         where = read_filter(where, self.columns)
-        return self._repeat(functools.partial(self._search_once, queries, k, None if where is None else _filter(where)))
-
-    def _search_once(self, queries: Float[np.ndarray, "Q D"], k: int, text: str | None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
+        text = None if where is None else _filter(where)
         with self._errors():
             total = int(self._table.count_rows())
             rows = total if text is None else int(self._table.count_rows(text))
@@ -260,11 +261,10 @@ class Lance(Store):
         rows = self._rows(ids, ["_vector"])
         return np.array([row["_vector"] for row in rows], np.float32).reshape(len(rows), self.dim)
 
+    @_repeated
     def _rows(self, ids: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
         """Return some columns of the points with these ids, in this order."""
-        return self._repeat(functools.partial(self._rows_once, check_ids(ids), names))
-
-    def _rows_once(self, ids: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+        ids = check_ids(ids)
         found: dict[str, dict[str, Any]] = {}
         with self._errors():
             for top in range(0, len(ids), _IDS):
@@ -304,7 +304,7 @@ class Lance(Store):
                 self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
             settings = self._tune(rows, trained) if indexed else {}
             report = {"rows": rows, "trained": trained if indexed else 0, "settings": settings, "version": self._table.version}
-            write_text(self.path / "tuning.json", json.dumps(report, indent=1))
+            write_json(self.path / "tuning.json", report)
             self.report = MappingProxyType(report)
 
     def _build_index(self, rows: int) -> None:
