@@ -6,12 +6,17 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from unimetric.analysis.shift import finished_configs, method_names, warn_of_untrained
 from unimetric.config import RunConfig, better
 from unimetric.errors import UnimetricError, closest
 from unimetric.runs.folder import expand_studies, read_done
 from unimetric.spec import parse
+
+Line = TypeVar("Line", int, str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +98,7 @@ def read_labels(path: Path) -> dict[str, dict[str, str]]:
         raise UnimetricError(f"{path}: must contain the labels of each run", "run `unimetric bench` again, which writes the file") from None
 
 
-def check_same_method(run: FinishedRun, other: FinishedRun) -> None:
+def _check_same_method(run: FinishedRun, other: FinishedRun) -> None:
     """Raise an error if two runs, whose values are averaged, differ in more than the seed."""
     if key := run.config.first_difference(other.config, "seed"):
         mine, theirs = getattr(run.config, key), getattr(other.config, key)
@@ -101,6 +106,30 @@ def check_same_method(run: FinishedRun, other: FinishedRun) -> None:
             f"{run.folder}: would be averaged with {other.folder}, but has `{key} = {mine!r}` instead of {theirs!r}",
             f"name runs with one `{key}`",
         )
+
+
+def average_seeds(points: Iterable[tuple[FinishedRun, Line, int]], metrics: Sequence[str]) -> dict[str, dict[Line, dict[int, float]]]:
+    """Return the mean over seeds by metric, line and position, with ascending positions.
+
+    Args:
+        points: Runs, each with its line and its position on the axis.
+        metrics: Metrics of the runs.
+
+    Raises:
+        UnimetricError: Runs of one line and position differ in more than the seed.
+    """
+    groups: dict[Line, dict[int, list[FinishedRun]]] = {}
+    for run, line, position in points:
+        same = groups.setdefault(line, {}).setdefault(position, [])
+        same.append(run)
+        _check_same_method(run, same[0])
+    return {
+        metric: {
+            line: {position: float(np.mean([run.values[metric] for run in runs])) for position, runs in sorted(positions.items())}
+            for line, positions in groups.items()
+        }
+        for metric in metrics
+    }
 
 
 def judging_metrics(runs: Sequence[FinishedRun], wanted: Sequence[str] = ()) -> list[str]:

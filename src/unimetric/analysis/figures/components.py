@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
+from unimetric.analysis.figures._runs import average_seeds, judging_metrics, read_finished
 from unimetric.errors import UnimetricError
 from unimetric.spec import complete_arguments
 
@@ -30,21 +28,13 @@ def component_sizes(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
         By metric, prompt length and rank: the mean over seeds.
     """
     found = read_finished(runs)
-    names = judging_metrics(found, metrics)
-    values: dict[str, dict[int, dict[int, list[float]]]] = {name: {} for name in names}
-    first: dict[tuple[int, int], FinishedRun] = {}
+    points = []
     for run in found:
         if not run.config.adapter:
             raise UnimetricError(f"{run.folder}: the run has no adapter", "name runs of `puma`, `stochastic_adapter` or `linear_probe`")
         arguments = complete_arguments("adapters", run.config.adapter)
-        rank, length = (int(arguments.get(key, 0)) for key in ("rank", "length"))
-        check_same_method(run, first.setdefault((length, rank), run))
-        for name in names:
-            values[name].setdefault(length, {}).setdefault(rank, []).append(run.values[name])
-    means = {
-        name: {length: {rank: float(np.mean(ranks[rank])) for rank in sorted(ranks)} for length, ranks in sorted(lengths.items())}
-        for name, lengths in values.items()
-    }
+        points.append((run, int(arguments.get("length", 0)), int(arguments.get("rank", 0))))
+    means = average_seeds(sorted(points, key=lambda point: point[1]), judging_metrics(found, metrics))
     with Canvas(out, width=3.4 * len(means), height=3.2, rows=1, columns=len(means)) as axes:
         for axis, (name, lengths) in zip(axes[0], means.items(), strict=True):
             ticks = sorted({rank for ranks in lengths.values() for rank in ranks})

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
+from unimetric.analysis.figures._runs import average_seeds, judging_metrics, read_finished
 from unimetric.errors import UnimetricError
 from unimetric.spec import complete_arguments
 
@@ -30,21 +28,13 @@ def few_shot_curves(runs: Sequence[str | Path], out: str | Path, *, metrics: Seq
         By metric, method and number of images: the mean over seeds.
     """
     found = read_finished(runs)
-    names = judging_metrics(found, metrics)
-    values: dict[str, dict[str, dict[int, list[float]]]] = {name: {} for name in names}
-    first: dict[tuple[str, int], FinishedRun] = {}
+    curves = []
     for run in found:
         arguments = complete_arguments("splits", run.config.split, seed=0)
         if "shots" not in arguments:
             raise UnimetricError(f"{run.folder}: `split = {run.config.split!r}` has no `shots`", "name runs of `few_shot(shots=...)`")
-        count, method = int(arguments["shots"]), run.name({"shots"})
-        check_same_method(run, first.setdefault((method, count), run))
-        for name in names:
-            values[name].setdefault(method, {}).setdefault(count, []).append(run.values[name])
-    means = {
-        name: {method: {count: float(np.mean(counts[count])) for count in sorted(counts)} for method, counts in methods.items()}
-        for name, methods in values.items()
-    }
+        curves.append((run, run.name({"shots"}), int(arguments["shots"])))
+    means = average_seeds(curves, judging_metrics(found, metrics))
     columns = min(4, len(means))
     rows = -(-len(means) // columns)
     with Canvas(out, width=3 * columns, height=2.7 * rows, rows=rows, columns=columns) as axes:
