@@ -14,7 +14,7 @@ from unimetric.analysis.swapping import ClassShift
 from unimetric.errors import UnimetricError
 from unimetric.geometry.frechet import class_means
 from unimetric.images.table import Table
-from unimetric.spec import bind, create
+from unimetric.spec import create
 from unimetric.splits.ood import distances
 
 
@@ -82,7 +82,6 @@ def measure_splits(path: Path, table: Table, splits: str) -> dict[str, float]:
     shift = ClassShift(class_means(features, torch.from_numpy(numbers), len(sizes)).numpy(), sizes)
     found = {}
     for key in _own_distances(splits):
-        part, arguments = bind("splits", f"ood(path={splits!r}, key={key!r})", seed=0)
-        split = part(table, **arguments)
+        split = create("splits", f"ood(path={splits!r}, key={key!r})", table=table)
         found[key] = shift.measure(key, np.unique(numbers[split.train]), np.unique(numbers[split.test])).distance
     return found

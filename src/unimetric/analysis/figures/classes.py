@@ -11,7 +11,7 @@ from unimetric.analysis.projection import project
 from unimetric.analysis.split import read_features
 from unimetric.errors import UnimetricError
 from unimetric.images.table import Table
-from unimetric.spec import bind, create
+from unimetric.spec import create
 from unimetric.splits.ood import distances
 
 #: Largest number of points, as in the paper.
@@ -50,8 +50,7 @@ def class_maps(features: str | Path, out: str | Path, *, splits: str, dataset: s
     drawn = {}
     with Canvas(out, width=4 * len(shown), height=4, rows=1, columns=len(shown)) as axes:
         for axis, number in zip(axes[0], shown, strict=True):
-            part, arguments = bind("splits", f"{'ood' if own else 'published'}(path={splits!r}, split={number})", seed=0)
-            split = part(table, **arguments)
+            split = create("splits", f"{'ood' if own else 'published'}(path={splits!r}, split={number})", table=table)
             sides = [np.isin(kept, rows) for rows in (split.train, split.test)]
             for side, name, color in zip(sides, ("train", "test"), ("C0", "C1"), strict=True):
                 axis.scatter(*points[side].T, s=6, color=color, alpha=0.5, linewidths=0, label=name)
