@@ -9,6 +9,7 @@ import numpy as np
 
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.figures._runs import judging_metrics, read_finished
+from unimetric.metrics.harmonic import harmonic_mean
 from unimetric.runs.folder import open_run
 
 
@@ -41,9 +42,7 @@ def trained_parameters(runs: Sequence[str | Path], out: str | Path, *, metric: s
                 if run.config.dataset not in sizes:
                     _, model = open_run(run.folder)
                     sizes[run.config.dataset] = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        means = np.array([np.mean(seeds) for seeds in datasets.values()])
-        harmonic = len(means) / float((1 / np.maximum(means, 1e-12)).sum())
-        points[method] = (float(sum(sizes.values())), harmonic)
+        points[method] = (float(sum(sizes.values())), harmonic_mean(float(np.mean(seeds)) for seeds in datasets.values()))
     with Canvas(out, width=5.5, height=4) as axes:
         for method, (size, score) in points.items():
             axes.scatter(size, 100 * score, s=40)
