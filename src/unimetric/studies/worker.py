@@ -28,27 +28,25 @@ def work(settings: dict[str, Any], place: str, *, pictures: bool = True, seconds
         trust: Packages that the caller trusts; see `spec.trusting`.
     """
     with trusting(*trust):
-        _work(from_settings(settings, "study"), place, pictures=pictures, seconds=seconds)
+        config, folder = from_settings(settings, "study"), on_disk(place)
+        if folder is not None:
+            with wait_for_lock(folder / "logs" / f"{config.run_id}.lock"):
+                _train(config, folder / config.run_id, pictures=pictures)
+            return
+        with tempfile.TemporaryDirectory() as here:
+            mine = Path(here) / config.run_id
+            pull(f"{place}/{config.run_id}", mine)
+            with Mirror(mine, f"{place}/{config.run_id}", seconds=seconds):
+                _train(config, mine, pictures=pictures)
 
 
-def _work(config: RunConfig, place: str, *, pictures: bool, seconds: float) -> None:
+def _train(config: RunConfig, folder: Path, *, pictures: bool) -> None:
     from unimetric.analysis.gallery import write_gallery
     from unimetric.training.loop import train
 
-    folder = on_disk(place)
-    if folder is not None:
-        with wait_for_lock(folder / "logs" / f"{config.run_id}.lock"):
-            train(config, folder / config.run_id, quiet=True)
-            if pictures and not (folder / config.run_id / "gallery.npz").exists():
-                write_gallery(folder / config.run_id)
-        return
-    with tempfile.TemporaryDirectory() as here:
-        mine = Path(here) / config.run_id
-        pull(f"{place}/{config.run_id}", mine)
-        with Mirror(mine, f"{place}/{config.run_id}", seconds=seconds):
-            train(config, mine, quiet=True)
-            if pictures and not (mine / "gallery.npz").exists():
-                write_gallery(mine)
+    train(config, folder, quiet=True)
+    if pictures and not (folder / "gallery.npz").exists():
+        write_gallery(folder)
 
 
 def work_apart(
