@@ -18,8 +18,6 @@ from unimetric.errors import UnimetricError
 from unimetric.files import write_bytes
 from unimetric.images.remote import open_storage
 
-_WEIGHTS = (".safetensors",)
-
 
 def on_disk(place: str) -> Path | None:
     """Return the absolute folder of a path or `file://` URL, or None for remote storage."""
@@ -92,7 +90,7 @@ def pull(place: str, folder: Path, *, weights: bool = True) -> None:
     files, path = _open_fresh(place)
     root = files._strip_protocol(path)
     for each in files.find(path):
-        if weights or not each.endswith(_WEIGHTS):
+        if weights or not each.endswith(".safetensors"):
             target = folder / os.path.relpath(each, root)
             target.parent.mkdir(parents=True, exist_ok=True)
             files.get_file(each, str(target))
