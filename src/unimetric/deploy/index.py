@@ -70,6 +70,7 @@ class Index:
         path: Index folder.
         facts: Content of its `index.toml`.
         store: Store of the vectors.
+        thresholds: Content of its `thresholds.json`: `threshold`, `fpr`, `score` and more. None if it was not calibrated.
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
@@ -81,7 +82,7 @@ class Index:
     def _load(self) -> None:
         self._seen = self._stamp()
         self.facts = Facts.read(self.path)
-        self._thresholds = read_thresholds(self.path)
+        self.thresholds = read_thresholds(self.path)
 
     def _stamp(self) -> tuple[int, ...]:
         """Return numbers that change when `index.toml` is replaced."""
@@ -195,14 +196,6 @@ class Index:
         """Type of each column: str, int, float or bool."""
         return dict(self.store.columns)
 
-    @property
-    def thresholds(self) -> dict[str, Any] | None:
-        """Content of `thresholds.json`: `threshold`, `fpr`, `score` and more.
-
-        None if the index was not calibrated.
-        """
-        return self._thresholds
-
     def image_path(self, id_: str) -> str:
         """Return the path of an image."""
         return join_path(self.facts.root, id_)
@@ -309,7 +302,7 @@ class Index:
         every = list(dict.fromkeys(each for row in ids for each in row if each))
         columns = self.fetch(every)
         number = {each: place for place, each in enumerate(every)}
-        limit = None if self._thresholds is None else self._thresholds["threshold"]
+        limit = None if self.thresholds is None else self.thresholds["threshold"]
         return [
             [
                 Hit(
