@@ -90,6 +90,7 @@ def test_roles_may_be_absent_or_silent(roles):
         ("2_0.jpg,2", "2_0.jpg", "line 4: the label is missing"),
         ("pictures/2_0.jpg,2", ",2", "line 4: the path is missing"),
         ("2_0.jpg,2", "2_0.jpg,2,3", "line 4: more values than columns"),
+        ("2_0.jpg,2", '2_0.jpg,"2', "line 4: unexpected end of data"),
         ("2_0.jpg", "2_0.txt", "line 4: .* got `pictures/2_0.txt`"),
         ("2_0.jpg", "../pictures/2_1.jpg", "line 5: .* is listed in line 4 already"),
         ("2_0.jpg", "lost.jpg", "1 of 8 listed images are missing"),

@@ -105,6 +105,7 @@ def test_csv_keeps_every_digit_of_integers(tmp_path: Path) -> None:
         ("name\na.png\n", "no column `path`"),
         ("path,a,a\nx.png,1,2\n", "different names"),
         ("path,a\nx.png,1,2\n", "line 2: more values than columns"),
+        ('path,a\nx.png,1\ny.png,"2\nz.png,3\n', "line 3: unexpected end of data"),
         ("path,a\n,1\n", "line 2: the path is missing"),
         ("path\nx\0.png\n", "line 2: the path must not contain NUL"),
         ("path,price\nx.png,many\n", "line 2: `price` must hold integers, got `many`"),

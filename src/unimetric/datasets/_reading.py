@@ -93,14 +93,19 @@ def read_lines(source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict
 
 
 def _csv_lines(stream: IO[bytes], source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str | None]]]:
-    reader = DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""))
+    reader = DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
     _check_names(source, list(reader.fieldnames or ()), needed, f"its first line should be `{','.join(needed)}`, with commas")
-    for row in reader:
-        if None in row:
-            raise UnimetricError(
-                f"`{source}`, line {reader.line_num}: more values than columns", "put a value that holds a comma in double quotes"
-            )
-        yield reader.line_num, row
+    line = reader.line_num
+    try:
+        for row in reader:
+            line = reader.line_num
+            if None in row:
+                hint = "put a value that holds a comma in double quotes"
+                raise UnimetricError(f"`{source}`, line {line}: more values than columns", hint)
+            yield line, row
+    except Error as error:  # a quote that is never closed would hide all lines after it
+        hint = 'close the quote, and write a quote inside of a value as `""`'
+        raise UnimetricError(f"`{source}`, line {line + 1}: {error}", hint) from None
 
 
 def _parquet_lines(stream: IO[bytes], source: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str | None]]]:
