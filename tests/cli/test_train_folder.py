@@ -64,6 +64,12 @@ def test_epochs_follow_the_number_of_images(tmp_path: Path) -> None:
     assert choose_settings(str(tmp_path / "few"), {"device": "cpu", "epochs": 3})[0].epochs == 3
 
 
+def test_split_of_the_user_is_the_one_described(tmp_path: Path) -> None:
+    config, notes = choose_settings(str(draw(tmp_path, "{name}", 12)), {"device": "cpu", "split": "standard(validation=0.34)"})
+    assert config.split == "standard(validation=0.34)"
+    assert "2 validation classes" in notes[-1] and not any("chosen on the test classes" in note for note in notes)
+
+
 def test_slash_after_the_folder_is_the_same_run(tmp_path: Path) -> None:
     """The shell adds one when it completes a name."""
     root = draw(tmp_path, "{name}", 4)

@@ -51,7 +51,7 @@ def choose_settings(root: str, overrides: dict[str, Any]) -> tuple[RunConfig, li
     notes = [f"device: {hardware}, so the settings are those of the config `{name}`", *notes]
     chosen: dict[str, Any] = {"dataset": dataset}
     training = len(np.unique(table.labels[table.train]))
-    if training < 10:
+    if training < 10 and "split" not in overrides:
         chosen["split"] = "standard"
         notes.append(f"{training} training classes are too few to hold some out, so the best epoch is chosen on the test classes")
     split = make_split(load(name, **chosen | overrides), table)
