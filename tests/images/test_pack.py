@@ -148,6 +148,12 @@ def test_transparent_palette_and_sixteen_bits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(to_array(image), decode(str(tmp_path / name)))
 
 
+def test_pixels_of_a_read_only_array_may_be_written() -> None:
+    """`np.asarray` of an opened image is read-only, and torch warns about such arrays."""
+    pixels = np.broadcast_to(np.uint8(7), (4, 5, 3))
+    assert to_array(pixels).flags.writeable and (to_array(pixels) == 7).all()
+
+
 def test_floating_point_pixels_are_rejected(tmp_path: Path) -> None:
     Image.fromarray(np.linspace(0, 1, 600, dtype=np.float32).reshape(20, 30)).save(tmp_path / "a.tiff")
     with pytest.raises(UnimetricError, match=r"a\.tiff: pixels must be integers, got floating-point numbers") as caught:

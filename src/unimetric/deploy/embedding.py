@@ -337,7 +337,7 @@ def to_array(image: Any) -> np.ndarray:
         raise UnimetricError(
             f"an image must be an array (H, W, 3) of uint8, got {array.dtype} {array.shape}", "convert it, or pass the path of a file"
         )
-    return np.ascontiguousarray(array)
+    return np.require(array, requirements=["C", "W"])  # torch warns about arrays that cannot be written, as those of Pillow
 
 
 def _read_query(path: str) -> bytes:
