@@ -106,6 +106,10 @@ def test_labels_of_different_sources_never_match():
         ({"embeddings": torch.tensor([[1.0], [torch.nan], [2.0]])}, "NaN"),
         ({"labels": torch.zeros(2, dtype=torch.int64)}, "one value per embedding"),
         ({"labels": torch.zeros(3)}, "must hold integers"),
+        ({"labels": ["boot", "boot", "clog"]}, "`labels` must hold numbers: (.|\n)*return_inverse"),
+        ({"group": np.array(["a", "a", "b"])}, "`group` must hold numbers"),
+        ({"embeddings": torch.zeros(3, 0)}, "D >= 1"),
+        ({"embeddings": torch.eye(3).to(torch.complex64)}, "must be real"),
         ({"query": torch.tensor([0, 1, 2])}, "mask"),
         ({"group": torch.tensor([-1, 0, -5])}, "`group` must be at least 0, or -1 for none, got -5"),
         ({"geometry": "cosin"}, "did you mean `cosine`"),
@@ -168,16 +172,28 @@ def test_wilson_is_wilson(crowd):
 
 
 @pytest.mark.parametrize(
-    ("text", "method", "message"),
+    ("text", "options", "message"),
     [
-        ("nmi", "bootstrap", "mean over queries"),
-        ("map_at_r", "wilson", "fraction of queries"),
-        ("recall", "bayes", "unknown interval method `bayes`"),
+        ("nmi", {}, "mean over queries"),
+        ("map_at_r", {"method": "wilson"}, "fraction of queries"),
+        ("recall", {"method": "bayes"}, "unknown interval method `bayes`"),
+        ("recall", {"level": 95}, "`level` must be above 0 and below 1, got 95"),
     ],
 )
-def test_no_interval_where_none_holds(crowd, text, method, message):
+def test_no_interval_where_none_holds(crowd, text, options, message):
     with pytest.raises(UnimetricError, match=message):
-        interval(Space(*crowd()), text, method=method)
+        interval(Space(*crowd()), text, **options)
+
+
+def test_one_text_is_not_a_list_of_metrics(crowd) -> None:
+    with pytest.raises(UnimetricError, match="use `\\['recall', 'nmi'\\]`"):
+        measure(Space(*crowd()), "recall; nmi")
+
+
+def test_junk_may_be_a_tensor(crowd, recwarn: pytest.WarningsRecorder) -> None:
+    points, labels = crowd()
+    assert len(Space(points, labels, junk=labels[:1]).query) == len(Space(points, labels, junk=[int(labels[0])]).query)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from unimetric.geometry.space import GROUP_RULES, Space
 from unimetric.images.duplicates import describe_duplicates
 from unimetric.images.loading import Progress
 from unimetric.images.table import Table
-from unimetric.metrics import interval, measure
+from unimetric.metrics import check_list, interval, measure
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import check_measurable, embed_all, space_of
 from unimetric.runs.exported import Exported, embed_files, format_of, open_exported
@@ -155,6 +155,7 @@ def _save(path: Path, embeddings: Tensor, table: Table, names: list[str], geomet
 
 def check_metrics(metrics: Sequence[str], level: float = 0.0) -> None:
     """Check metrics and level before any image is embedded."""
+    check_list(metrics)
     for text in metrics:
         check_part("metrics", text, "evaluate", "metrics")
     if not 0 <= level < 1:

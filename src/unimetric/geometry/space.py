@@ -193,8 +193,9 @@ class Space:
         if group_rule not in GROUP_RULES:
             raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
         points = torch.as_tensor(embeddings).detach()
-        if points.ndim != 2 or not len(points):
-            raise UnimetricError(f"embeddings must have shape (N, D) with N >= 1, got {tuple(points.shape)}", "use one row per image")
+        if points.ndim != 2 or not points.numel() or points.is_complex():
+            got = f"{tuple(points.shape)} of {points.dtype}"
+            raise UnimetricError(f"embeddings must be real and have shape (N, D) with N and D >= 1, got {got}", "use one row per image")
         if not torch.stack(points.aminmax()).isfinite().all():
             raise UnimetricError(
                 "embeddings must be finite, got NaN or infinity",
@@ -214,7 +215,7 @@ class Space:
                 "number the groups: `np.unique(group, return_inverse=True)[1]`",
             )
         labels = self._column("labels", labels, torch.int64, 0)
-        junked, distracting = (torch.isin(labels, labels.new_tensor(some)) for some in (junk, distractors))
+        junked, distracting = (torch.isin(labels, torch.as_tensor(some).to(labels)) for some in (junk, distractors))
         kinds, labels = torch.unique(labels, return_inverse=True)
         known, self.labels = torch.unique(self.source * len(kinds) + labels, return_inverse=True)
         self.classes = len(known)
@@ -224,7 +225,11 @@ class Space:
         self._clusters: dict[tuple[int, int, str], Tensor] = {}
 
     def _column(self, name: str, values: Tensor | np.ndarray | None, dtype: torch.dtype, default: float) -> Tensor:
-        column = torch.full((self.size,), default) if values is None else torch.as_tensor(values)
+        try:
+            column = torch.full((self.size,), default) if values is None else torch.as_tensor(values)
+        except (TypeError, ValueError) as error:  # such as names of classes
+            hint = f"number names by `np.unique({name}, return_inverse=True)[1]`"
+            raise UnimetricError(f"`{name}` must hold numbers: {error}", hint) from None
         if column.shape != (self.size,):
             raise UnimetricError(
                 f"`{name}` must have one value per embedding ({self.size}), got shape {tuple(column.shape)}",

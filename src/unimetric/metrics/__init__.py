@@ -14,6 +14,7 @@ catalogue(
     Hits="unimetric.geometry.space",
     Space="unimetric.geometry.space",
     bootstrap="unimetric.metrics._measure",
+    check_list="unimetric.metrics._measure",
     check_roles="unimetric.metrics._measure",
     explain="unimetric.metrics._measure",
     interval="unimetric.metrics._measure",

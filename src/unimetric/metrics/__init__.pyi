@@ -3,6 +3,7 @@ from unimetric.geometry.space import Average as Average
 from unimetric.geometry.space import Hits as Hits
 from unimetric.geometry.space import Space as Space
 from unimetric.metrics._measure import bootstrap as bootstrap
+from unimetric.metrics._measure import check_list as check_list
 from unimetric.metrics._measure import check_roles as check_roles
 from unimetric.metrics._measure import explain as explain
 from unimetric.metrics._measure import interval as interval

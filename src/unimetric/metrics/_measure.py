@@ -29,6 +29,7 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
         space: Embeddings.
         texts: Spec strings of metrics, as in a config.
     """
+    check_list(texts)
     calls = [(text, *bind("metrics", text)) for text in texts]
     for _, metric, arguments in calls:
         space.expect(completed("metrics", metric).depth(space, **arguments))
@@ -42,6 +43,12 @@ def measure(space: Space, texts: Sequence[str]) -> dict[str, float]:
         else:
             values[text] = float(value)
     return values
+
+
+def check_list(texts: Sequence[str]) -> None:
+    """Raise an error for one text instead of a list, which would be read letter by letter."""
+    if isinstance(texts, str):
+        raise UnimetricError(f"metrics must be a list, got `{texts}`", f"use `{[text.strip() for text in texts.split(';')]}`")
 
 
 def check_roles(space: Space, texts: Sequence[str]) -> None:
@@ -87,6 +94,8 @@ def interval(space: Space, text: str, *, level: float = 0.95, method: str = "boo
     """
     if method not in ("bootstrap", "wilson"):
         raise UnimetricError(f"unknown interval method `{method}`", closest(method, ("bootstrap", "wilson")))
+    if not 0 < level < 1:
+        raise UnimetricError(f"`level` must be above 0 and below 1, got {level}", "use 0.95")
     metric, arguments = bind("metrics", text)
     with locating(f"`{text}`"):
         value = metric(space, **arguments)
