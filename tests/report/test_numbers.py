@@ -406,6 +406,17 @@ def test_raw_backbone_is_a_row_with_a_note() -> None:
     assert [name for name, _, _ in table.rows] == ["loss=margin(beta=1.2)"] and table.notes == []
 
 
+def test_untrained_best_epoch_has_a_note_even_above_the_raw_backbone() -> None:
+    trained = replace(record("a"), raw={"test/recall(k=1)": 0.45, "test/spectral_decay": 0.1})
+    best = trained.best | {"epoch": 0}
+    untrained = replace(trained, best=best, lines=[best, trained.best])
+    (table,) = results(methods([untrained]))
+    note = "loss=margin(beta=1.2): training did not help: recall(k=1) 50.00 at epoch 0, before the first step, 45.00 of the raw backbone"
+    assert table.notes == [note]
+    for run in (trained, replace(untrained, lines=[best])):  # a better epoch, and a run of no epochs
+        assert results(methods([run]))[0].notes == []
+
+
 def test_pretrained_backbone_has_one_result() -> None:
     # Seeds hold out other validation classes, and one study has another metric.
     raws = [{"test/recall(k=1)": 0.55, "validation/recall(k=1)": 0.5 + 0.1 * seed} for seed in range(3)]

@@ -74,17 +74,20 @@ def results(found: list[Method]) -> list[Results]:
 
 
 def _notes(here: list[Method], metrics: list[str]) -> list[str]:
-    """Return a sentence for each method that is not better than its raw backbone."""
+    """Return a sentence per method with runs that are best untrained or as raw backbone."""
     judge = next(iter(judges(metrics)), "")
     sign = direction(here, judge)
     notes = []
     for method in here:
-        pairs = [(run.value(judge), run.raw_value(judge)) for run in method.runs if run.raw]
-        worse = [pair for pair in pairs if sign * pair[0] <= sign * pair[1]]
+        runs = [run for run in method.runs if run.raw]
+        untrained = [run for run in runs if run.best["epoch"] == 0 and len(run.lines) > 1]
+        worse = [run for run in runs if run in untrained or sign * run.value(judge) <= sign * run.raw_value(judge)]
         if worse:
-            value, raw = (format_value(judge, sum(column) / len(worse)) for column in zip(*worse, strict=True))
-            runs = f" in {len(worse)} of {len(pairs)} runs" if len(pairs) > 1 else ""
-            notes.append(f"{method.name}: training did not help{runs}: {judge} {value} at the best epoch, {raw} of the raw backbone")
+            value = format_value(judge, statistics.fmean(run.value(judge) for run in worse))
+            raw = format_value(judge, statistics.fmean(run.raw_value(judge) for run in worse))
+            some = f" in {len(worse)} of {len(runs)} runs" if len(runs) > 1 else ""
+            epoch = "epoch 0, before the first step" if len(untrained) == len(worse) else "the best epoch"
+            notes.append(f"{method.name}: training did not help{some}: {judge} {value} at {epoch}, {raw} of the raw backbone")
     return notes
 
 
