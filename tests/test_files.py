@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unimetric.errors import UnimetricError
@@ -72,3 +73,10 @@ def test_locks_are_skipped_without_fcntl(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("unimetric.files.fcntl", None)  # as on Windows
     with wait_for_lock(tmp_path / "logs" / "run.lock"):
         assert not (tmp_path / "logs").exists()
+
+
+def test_object_arrays_have_a_hint_that_helps(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", labels=np.array(["boot", "clog"], dtype=object))
+    with pytest.raises(UnimetricError, match="Object arrays") as caught:
+        read_arrays(tmp_path / "a.npz", "name another file")
+    assert "dtype=str" in caught.value.hint

@@ -249,4 +249,6 @@ def read_arrays(path: Path, hint: str) -> dict[str, np.ndarray]:
     except IsADirectoryError:
         raise UnimetricError(f"{path}: must be an .npz file, got a folder", hint) from None
     except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if "allow_pickle" in str(error):  # such as class names from pandas
+            hint = "save text as text: `labels=np.array(labels, dtype=str)`"
         raise UnimetricError(f"{path}: must be an intact .npz file: {error}", hint) from None
