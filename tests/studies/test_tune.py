@@ -47,6 +47,11 @@ def test_tune_resumes_and_scores_on_validation(search: Path, tmp_path: Path) -> 
     assert tomllib.loads((out / "best.toml").read_text())["loss"] == f"margin(beta={best['beta']})"
 
 
+def test_tune_warns_if_the_best_trial_has_not_learned(search: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tune(search, tmp_path / "runs", trials=1, optimizer="sgd(lr=1e-12)")
+    assert "the best trial is best before training" in caplog.text
+
+
 def test_tune_rejects_split_without_validation(search: Path, tmp_path: Path) -> None:
     for split in ("standard", "standard(validation=0)", "standard(validation=0.0)", "folder(name='validation=0.2')"):
         with pytest.raises(UnimetricError, match="no validation classes") as refused:

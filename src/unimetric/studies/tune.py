@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from unimetric.spec import bind, parse, text_of
 from unimetric.studies.grid import Run
 from unimetric.studies.local import study
 from unimetric.studies.ranges import filled, read_search
+
+_log = logging.getLogger("unimetric")
 
 
 def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 0, **overrides: Any) -> tuple[float, dict[str, Any]]:
@@ -60,6 +63,8 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
         raise UnimetricError(f"{path}: every trial failed", f"see {folder / 'logs'}")
     best = from_settings(filled(settings, search.best_params), str(path))
     write_text(folder / "best.toml", best.dump())
+    if read_done(folder / best.run_id)["epoch"] == 0:
+        _log.warning("the best trial is best before training, so its settings changed nothing; train longer, or search other ranges")
     return search.best_value, search.best_params
 
 
