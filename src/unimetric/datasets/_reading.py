@@ -145,7 +145,9 @@ def open_parquet(stream: IO[bytes], source: str) -> Any:
     return ParquetFile(stream)
 
 
-def columns(path: str | Path, *kinds: Callable[[str], Any], header: int = 0) -> list[tuple[Any, ...]]:
+def columns(
+    path: str | Path, *kinds: Callable[[str], Any], header: int = 0, hint: str = "download the file again"
+) -> list[tuple[Any, ...]]:
     """Read a text file of columns separated by white space, and convert each column.
 
     The last column takes the rest of a line.
@@ -154,12 +156,13 @@ def columns(path: str | Path, *kinds: Callable[[str], Any], header: int = 0) -> 
         path: Path of the file.
         kinds: One conversion function per column.
         header: Number of lines to skip.
+        hint: What to do if the file cannot be read.
     """
     try:
         with open_file(str(path)) as stream:
             lines = stream.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnimetricError(f"cannot read `{path}`: {error}", "download the file again") from None
+        raise UnimetricError(f"cannot read `{path}`: {error}", hint) from None
     rows = []
     for number, line in enumerate(lines[header:], header + 1):
         if not line.strip():

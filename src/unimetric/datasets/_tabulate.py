@@ -129,7 +129,7 @@ def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: fl
     """
     if isinstance(train, str):
         file = join_path(str(folder), os.path.expanduser(train))
-        chosen = {key for (key,) in columns(file, str)}
+        chosen = {key for (key,) in columns(file, str, hint="write a text file with one training class per line, or use `train=0.5`")}
         for key in sorted(chosen.difference(class_names)):
             raise UnimetricError(f"`{file}`: unknown class `{key}` of {name}", closest(key, class_names))
         return [key in chosen for key in keys]
