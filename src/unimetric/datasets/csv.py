@@ -82,7 +82,7 @@ def csv(
         parts.append(PARTS.get(part, False))
         names.add(part)
     class_names = sort_labels(labels)
-    if not rows or "split" not in rows[0][1] or train is not None:
+    if "split" not in rows[0][1] or train is not None:
         parts = divide(name, class_names, labels, 0.5 if train is None else train, base)
     elif {"test"} < names - {"train"}:
         logging.getLogger("unimetric").warning(
@@ -106,7 +106,10 @@ def csv(
 
 def read_rows(source: str | Path, needed: tuple[str, ...] = ("path", "label")) -> list[tuple[int, dict[str, str | None]]]:
     """Read the lines of a csv file as dictionaries by column name, each with its line number."""
-    return list(read_lines(str(source), needed))
+    rows = list(read_lines(str(source), needed))
+    if not rows:
+        raise UnimetricError(f"`{source}`: no images are listed", f"add one line per image, with the columns {','.join(needed)}")
+    return rows
 
 
 def find_groups(
