@@ -59,6 +59,12 @@ def command(config: RunConfig, folder: Path, *, start_new_session: bool = False)
     )
 
 
+def test_config_must_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match="settings of a run, got 'laptop'") as caught:
+        train("laptop", tmp_path / "run")  # type: ignore[arg-type]
+    assert "unimetric.load" in caught.value.hint and not list(tmp_path.iterdir())
+
+
 def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path) -> None:
     best = train(config, tmp_path / "run", quiet=True)
     folder = tmp_path / "run"

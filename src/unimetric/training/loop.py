@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unimetric.config import RunConfig
-from unimetric.errors import Interrupted
+from unimetric.errors import Interrupted, UnimetricError
 from unimetric.kinds import Output
 from unimetric.runs.device import open_fabric, peak_memory
 from unimetric.runs.display import Display
@@ -43,6 +43,8 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
         If the head has variants, such as the weightings of `diva`, `variants` holds the best epoch of each
         and its metric values.
     """
+    if not isinstance(config, RunConfig):
+        raise UnimetricError(f"`config` must be the settings of a run, got {config!r}", "use `unimetric.load(...)`, which reads a config")
     folder = Path(folder)
     check_same_run(config, folder)
     if is_finished(config, folder):
