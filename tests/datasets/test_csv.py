@@ -133,7 +133,7 @@ def test_no_file_no_text_no_lines(tmp_path):
     with pytest.raises(UnimetricError, match="cannot read"):
         read(tmp_path / "bytes.csv")
     (tmp_path / "empty.csv").write_text("path,label\n")
-    with pytest.raises(UnimetricError, match="empty.csv.*no images are listed") as caught:
+    with pytest.raises(UnimetricError, match=r"empty.csv.*no images are listed") as caught:
         read(tmp_path / "empty.csv")
     assert "one line per image" in caught.value.hint
 

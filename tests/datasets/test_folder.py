@@ -50,7 +50,7 @@ def test_classes_from_a_file(shoes):
     with pytest.raises(UnimetricError, match="unknown class `sandel`") as caught:
         read(shoes, "train='seen.txt'")
     assert caught.value.hint == "did you mean `sandal`?"
-    with pytest.raises(UnimetricError, match="lost.txt") as caught:
+    with pytest.raises(UnimetricError, match=r"lost\.txt") as caught:
         read(shoes, "train='lost.txt'")
     assert "one training class per line" in caught.value.hint
 
