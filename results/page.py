@@ -6,7 +6,7 @@
     {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
     {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and their number
     {{ difference: TABLE > COLUMN > COLUMN }}        mean of the second column minus the first, its standard error, and the number of rows
-    {{ verdict: TABLE > COLUMN > A over B, C ; T }}  verdict and evidence: whether row A exceeds rows B and C; T if runs are missing
+    {{ verdict: TABLE > COLUMN > A over B, C ; G }}  verdict and evidence: whether row A exceeds rows B and C; A - B is G in the paper
     {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
 """
 
@@ -22,6 +22,8 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from scipy.special import stdtrit
 
 from unimetric.analysis.curves import ags
 from unimetric.config import RunConfig
@@ -174,17 +176,28 @@ class Results:
         gaps = [after - before for before, after in self.points(self.find("table", name), first, second).values()]
         return f"{statistics.mean(gaps):.1f}±{statistics.stdev(gaps) / len(gaps) ** 0.5:.1f} ({len(gaps)} rows)"
 
-    def as_verdict(self, name: str, head: str, claim: str, missing: str) -> str:
-        """Format the verdict on `A over B, C` and its evidence, as two cells."""
+    def as_verdict(self, name: str, head: str, claim: str, paper: str) -> str:
+        """Format the verdict on `A over B, C` and its evidence, as two cells.
+
+        A claim that does not hold is refuted if three seeds exclude that A exceeds B by as much as in the paper (95 % interval of Welch).
+        """
         table = self.find("table", name)
         labels = re.split(" over |, ", claim)
         if unknown := [label for label in labels if label not in table["labels"]]:
             raise UnimetricError(f"page.md: unknown row `{unknown[0]}`", closest(unknown[0], table["labels"]))
         means = self.means(table, head)
         if not means.keys() >= set(labels):
-            return f"*not tested at the paper's length* |{missing}"
+            return "*not tested at the paper's length* |not run"
+        evidence = f"{table['evidence']}: " + ", ".join(f"{label} {self.as_cell(name, label, head)}" for label in labels)
         verdict = "confirmed" if all(means[labels[0]] > means[label] for label in labels[1:]) else "not confirmed"
-        return f"*{verdict}* |{table['evidence']}: " + ", ".join(f"{label} {self.as_cell(name, label, head)}" for label in labels)
+        column = self.find("column", head, table)
+        first, second = (self.values(table, row, column) for label in labels[:2] for row in table["rows"] if row["label"] == label)
+        if min(len(first), len(second)) >= 3:
+            gap, half = (column.get("scale", 100) * value for value in compare_means(first, second))
+            evidence += f"; difference from {labels[1]} {gap:+.1f}±{half:.1f}, paper {paper}"
+            if verdict == "not confirmed" and gap + half < float(paper):
+                verdict = "refuted"
+        return f"*{verdict}* |{evidence}"
 
     def as_figure(self, name: str, caption: str) -> str:
         """Format a figure, or nothing if its runs are not stored."""
@@ -291,6 +304,17 @@ class Results:
                     axes.plot(figure["distances"], row["published"], "--", color=f"C{number}", linewidth=1, label=f"{row['label']}, paper")
             axes.set(xlabel="Frechet distance, train to test", ylabel=figure["shift"])
             axes.legend(frameon=False, fontsize="small", ncols=2)
+
+
+def compare_means(first: list[float], second: list[float]) -> tuple[float, float]:
+    """Return the difference of two means and half of its 95 % interval, for samples of different variance.
+
+    >>> [round(value, 3) for value in compare_means([0.3, 0.5, 0.4], [0.1, 0.2, 0.3])]
+    [0.2, 0.227]
+    """
+    errors = [statistics.variance(values) / len(values) for values in (first, second)]
+    freedom = sum(errors) ** 2 / sum(error**2 / (len(values) - 1) for error, values in zip(errors, (first, second), strict=True))
+    return statistics.fmean(first) - statistics.fmean(second), float(stdtrit(freedom, 0.975)) * sum(errors) ** 0.5
 
 
 def in_variant(metric: str, row: Table) -> str:

@@ -411,10 +411,10 @@ curves = { "recall@1 (%)" = "test/recall" }
 
 
 def test_new_long_runs_appear_by_their_settings(tmp_path: Path) -> None:
-    claim = "{{ verdict: long > best > R-margin over margin ; 24 epochs }}"
+    claim = "{{ verdict: long > best > R-margin over margin ; +2.0 }}"
     found = results(tmp_path, LONG, {})
     assert found.as_table("long") == "**Long.** Caption. No such runs are stored yet. Command: `unimetric train`."
-    assert found.fill(claim) == "*not tested at the paper's length* |24 epochs"
+    assert found.fill(claim) == "*not tested at the paper's length* |not run"
     found.draw(tmp_path)
     assert not (tmp_path / "curves.png").exists()
     split = "published(path='x.json', split=8, on_missing='skip')"
@@ -431,9 +431,23 @@ def test_new_long_runs_appear_by_their_settings(tmp_path: Path) -> None:
         "|DiVA, equal |80.0 |5|",
     ]
     assert found.fill(claim) == "*confirmed* |split 8: R-margin 70.0, margin 60.0"
-    assert found.fill("{{ verdict: long > best > DiVA over margin, R-margin ; - }}").startswith("*not confirmed* |split 8: DiVA 50.0, ")
+    assert found.fill("{{ verdict: long > best > DiVA over margin, R-margin ; +4 }}").startswith("*not confirmed* |split 8: DiVA 50.0, ")
     found.draw(tmp_path)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "paper", "verdict"), [(3, "+4.3", "refuted"), (3, "+4.0", "not confirmed"), (2, "+4.3", "not confirmed")]
+)
+def test_three_seeds_refute_what_their_interval_excludes(seeds: int, paper: str, verdict: str, tmp_path: Path) -> None:
+    # 50.0, 52.0, 54.0 and 51.0, 52.0, 53.0: the 95 % interval of Welch's difference is 0.0±4.16 (t = 3.219 at 2.94 degrees of freedom).
+    split = "published(path='x.json', split=8)"
+    runs = {f"r_{seed}": stored(0.3, 0.2, 0.50 + 0.02 * seed, split=split, miner="rho") for seed in range(seeds)}
+    runs |= {f"m_{seed}": stored(0.3, 0.2, 0.51 + 0.01 * seed, split=split, miner="distance_weighted") for seed in range(seeds)}
+    runs["m_0"]["curve"]["test/recall"][-1] += 1e-6  # R-margin is not above margin
+    text = results(tmp_path, LONG, runs).fill("{{ verdict: long > best > R-margin over margin ; " + paper + " }}")
+    assert text.startswith(f"*{verdict}* |")
+    assert ("difference from margin -0.0±4.2, paper" in text) == (seeds == 3)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +457,7 @@ def test_new_long_runs_appear_by_their_settings(tmp_path: Path) -> None:
         ("{{ cell: t > one > bests }}", r"page\.md: unknown column `bests`", "did you mean `best`"),
         ("{{ cell: t > on > best }}", r"page\.md: unknown row `on`", "did you mean `one`"),
         ("{{ cell: t > one }}", r"page\.md: cannot read `{{ cell: t > one }}`", "docstring"),
-        ("{{ verdict: t > best > one over tow ; x }}", r"page\.md: unknown row `tow`", "did you mean `two`"),
+        ("{{ verdict: t > best > one over tow ; +1 }}", r"page\.md: unknown row `tow`", "did you mean `two`"),
         ("{{ tabel: t }}", r"page\.md: cannot read `{{ tabel: t }}`", "docstring"),
     ],
 )
