@@ -60,6 +60,11 @@ def test_by_group_shares_no_group() -> None:
         by_group(table())
     with pytest.raises(UnimetricError, match="at least 2 train classes"):
         by_group(table(group=np.zeros(60), group_names=("a",)))
+    held_out = LABELS[plain.validation]
+    first = np.isin(np.arange(60), [np.flatnonzero(label == LABELS)[0] for label in held_out])
+    shared = np.where((LABELS >= 6) | (np.isin(LABELS, held_out) & ~first), 0, -1)  # one image of each validation class remains
+    with pytest.raises(UnimetricError, match="a validation class must have at least 2 images"):
+        by_group(table(group=shared, group_names=("a",)), validation=0.34)
 
 
 def test_by_time_asks_later_than_it_answers() -> None:
@@ -85,6 +90,19 @@ def test_by_time_asks_later_than_it_answers() -> None:
         by_time(table())
     with pytest.raises(UnimetricError, match="before and after 2021"):
         by_time(data, until="2021-01-01")
+
+
+def test_by_time_requires_a_class_on_both_sides() -> None:
+    names = tuple(f"2020-01-{day:02}" for day in range(1, 13))
+    day = np.where(LABELS < 6, np.arange(60) // 10, np.where(LABELS < 8, 2, 8))
+    with pytest.raises(UnimetricError, match="a gallery image up to 2020-01-03 and a query after it, got none") as caught:
+        by_time(table(group=day, group_names=names))
+    assert "several dates" in caught.value.hint
+    day[6] = 0
+    with pytest.raises(UnimetricError, match="got none") as caught:
+        by_time(table(group=day, group_names=names), until="2020-01-05")
+    assert caught.value.hint == "use another date: `until='2020-01-01'`"
+    by_time(table(group=day, group_names=names), until="2020-01-01")
 
 
 def test_by_similarity_drops_copies(tmp_path) -> None:

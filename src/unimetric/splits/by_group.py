@@ -48,6 +48,11 @@ def by_group(table: Table, *, validation: Annotated[float, Range(0, below=1)] = 
                 f"{table.full_name}: at least 2 {part} classes must have images of other groups than the held-out images, got {classes}",
                 "use smaller groups, such as encounters instead of cameras",
             )
+    if len(split.validation) and np.bincount(table.labels[kept.validation]).max() < 2:
+        raise UnimetricError(
+            f"{table.full_name}: a validation class must have at least 2 images of other groups than the test images, got at most 1",
+            "use another `seed`, a larger `validation`, or 0 for none",
+        )
     return replace(kept, name="by_group")
 
 

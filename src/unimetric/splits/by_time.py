@@ -68,7 +68,19 @@ def by_time(
     query, gallery = table.query.copy(), table.gallery.copy()
     query[split.test] &= ~before[split.test]
     gallery[split.test] &= before[split.test]
+    if not _has_match(table, split.test, when, last):
+        usable = [day for day in days if _has_match(table, split.test, when, day)]
+        raise UnimetricError(
+            f"{table.full_name}: a test class must have a gallery image up to {last} and a query after it, got none",
+            f"use another date: `until='{usable[len(usable) // 2]}'`" if usable else "add test classes with images of several dates",
+        )
     return replace(split, train=train, name=f"by_time({last})", query=query, gallery=gallery)
+
+
+def _has_match(table: Table, rows: np.ndarray, when: np.ndarray, last: np.datetime64) -> bool:
+    """Return whether a query after a date has a gallery image of its class up to the date."""
+    late, early = rows[table.query[rows] & (when[rows] > last)], rows[table.gallery[rows] & (when[rows] <= last)]
+    return bool(np.isin(table.labels[late], table.labels[early]).any())
 
 
 def parse_date(text: str, where: str) -> datetime:
