@@ -71,8 +71,27 @@ def test_pictures_follow_links_and_survive_a_circle(tmp_path, plant):
     (tmp_path / "root" / "class").symlink_to(tmp_path / "real")
     assert pictures(tmp_path / "root") == ["class/1.jpg"]
     (tmp_path / "real" / "circle").symlink_to(tmp_path / "real")
-    with pytest.raises(UnimetricError, match="cannot list"):
+    with pytest.raises(UnimetricError, match=r"must not lead to a folder that holds it, got `.*/class/circle`") as caught:
         pictures(tmp_path / "root")
+    assert caught.value.hint.endswith("root/class/circle`")
+
+
+def test_pictures_end_in_many_loops(tmp_path, plant):
+    for name in "abc":
+        plant(tmp_path / "root" / name, ["1.jpg"])
+        for other in "abc":
+            (tmp_path / "root" / name / f"to_{other}").symlink_to(tmp_path / "root" / other)
+    (tmp_path / "root" / "up").symlink_to(tmp_path)
+    with pytest.raises(UnimetricError, match="must not lead to a folder that holds it"):
+        pictures(tmp_path / "root")
+
+
+def test_pictures_warn_of_broken_links(tmp_path, plant, caplog):
+    plant(tmp_path, ["a/1.jpg"])
+    for name in ("loop", "a/loop.jpg", "a/gone.jpg"):
+        (tmp_path / name).symlink_to(tmp_path / (name if "loop" in name else "nowhere"))
+    assert pictures(tmp_path) == ["a/1.jpg"]
+    assert "2 links to missing images are skipped, the first is `a/gone.jpg`" in caplog.text
 
 
 @pytest.mark.parametrize(("text", "line"), [("1 a\nno number\n", 2), ("1 a\n\n2\n", 3)])

@@ -31,6 +31,7 @@ def test_walk_is_recursive_and_ordered(folder: Path) -> None:
 def test_walk_ends_in_loops_and_reports_folders(folder: Path) -> None:
     (folder / "b" / "up").symlink_to(folder)
     (folder / "a" / "gone").symlink_to(folder / "nowhere")
+    (folder / "b" / "self").symlink_to(folder / "b" / "self")
     problems: list[str] = []
     assert len(list(walk(folder, problems=problems))) == 4 and not problems
     assert not list(walk(folder / "none", problems=problems)) and "cannot be listed" in problems[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from csv import DictReader, Error
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -195,20 +198,54 @@ def matlab(path: Path, *keys: str) -> list[np.ndarray]:
 def pictures(folder: Path) -> list[str]:
     """List the images below a folder, relative to it and sorted.
 
-    Hidden files and folders are skipped.
+    Hidden files and folders are skipped, and links to missing images with a warning.
     """
-    names, waiting = [], [""]
+    found: dict[str, list[str]] = {"image": [], "broken": []}
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
-        inner = waiting.pop()
+        inner, above = waiting.pop()
         try:
+            here = identify(os.stat(folder / inner))
+            if here in above:
+                _reject_loop(folder / inner)
             with os.scandir(folder / inner) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                        names.append(inner + entry.name)
-                    elif entry.is_dir():
-                        waiting.append(f"{inner}{entry.name}/")
+                    kind = classify(entry)
+                    if kind == "folder":
+                        waiting.append((f"{inner}{entry.name}/", (*above, here)))
+                    elif kind:
+                        found[kind].append(inner + entry.name)
         except OSError as error:
             raise UnimetricError(f"cannot list `{folder / inner}`: {error.strerror}", "check its permissions and links") from None
-    return sorted(names)
+    if found["broken"]:
+        message = "%s: %s links to missing images are skipped, the first is `%s`"
+        logging.getLogger("unimetric").warning(message, folder, f"{len(found['broken']):,}", min(found["broken"]))
+    return sorted(found["image"])
+
+
+def classify(entry: os.DirEntry[str]) -> str:
+    """Return `image`, `folder`, `broken` for a link to a missing image, or "" for what is skipped."""
+    image = entry.name.lower().endswith(SUFFIXES)
+    try:
+        if entry.name.startswith("."):
+            return ""
+        if image and entry.is_file():
+            return "image"
+        if entry.is_dir():
+            return "folder"
+        return "broken" if image and entry.is_symlink() and not os.path.exists(entry) else ""
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "broken" if image else ""  # a link to itself
+
+
+def identify(status: os.stat_result) -> tuple[int, int]:
+    """Return numbers that no other folder has."""
+    return status.st_dev, status.st_ino
+
+
+def _reject_loop(folder: Path) -> NoReturn:
+    """Raise an error that names the link which leads from a folder back to itself."""
+    link = next((path for path in (folder, *folder.parents) if path.is_symlink()), folder)
+    raise UnimetricError(f"a link must not lead to a folder that holds it, got `{link}`", f"remove the link: `rm {shlex.quote(str(link))}`")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from unimetric.datasets._boxes import read_box
-from unimetric.datasets._reading import SUFFIXES, is_parquet, locate, open_parquet, place_file, read_lines
+from unimetric.datasets._reading import SUFFIXES, classify, identify, is_parquet, locate, open_parquet, place_file, read_lines
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import located
 from unimetric.images.regions import file_of, join_box
@@ -86,7 +86,7 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None,
         skip: Existing folder whose images are skipped.
     """
     waiting = [""]
-    entered = set() if skip is None else {_identify(os.stat(skip))}
+    entered = set() if skip is None else {identify(os.stat(skip))}
     while waiting:
         inner = waiting.pop()
         folder = os.path.join(root, inner) if inner else str(root)
@@ -96,32 +96,21 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None,
             status = os.stat(folder)
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.name.lower().endswith(SUFFIXES) and (_is_broken(entry) or entry.is_file()):
+                    kind = classify(entry)
+                    if kind in ("image", "broken"):  # a link to nothing is reported as unreadable
                         images.append(entry.name)
-                    elif entry.is_dir():
+                    elif kind:
                         deeper.append(f"{inner}{entry.name}/")
         except OSError as error:
             if problems is not None:
                 problems.append(f"{folder}: cannot be listed ({error.strerror})")
             continue
-        if _identify(status) in entered:  # a link to a folder that holds it
+        if identify(status) in entered:  # a link to a folder that holds it
             continue
-        entered.add(_identify(status))
+        entered.add(identify(status))
         columns: dict[str, Value] = {LABEL: inner.rstrip("/").rpartition("/")[2] or None} if labels else {}
         yield from describe_files((inner + name, os.path.join(folder, name), columns) for name in sorted(images))
         waiting += sorted(deeper, reverse=True)
-
-
-def _identify(status: os.stat_result) -> tuple[int, int]:
-    """Return numbers that no other folder has."""
-    return status.st_dev, status.st_ino
-
-
-def _is_broken(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a link to nothing, listed and then reported as unreadable."""
-    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def describe_files(images: Iterable[tuple[str, str, dict[str, Value]]]) -> Iterator[ImageFile]:
