@@ -327,6 +327,13 @@ def test_bomb_stays_one_when_pillow_is_told_to_look_away(tmp_path: Path, monkeyp
         decode(str(bad(tmp_path, "bomb")))
 
 
+def test_large_image_gives_no_warning_of_pillow(tmp_path: Path) -> None:
+    Image.new("1", (9500, 9500)).save(tmp_path / "large.png")
+    code = f"from unimetric.images.decode import image_size; print(image_size({str(tmp_path / 'large.png')!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "(9500, 9500)\n" and done.stderr == ""
+
+
 def test_nothing_but_bad_pictures_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnimetricError, match="none of the 1 images"):
         write(tmp_path / "a.pack", table_of([str(bad(tmp_path, "text"))]), on_bad_picture="skip")

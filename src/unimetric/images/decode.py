@@ -32,6 +32,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 MOST_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
 warnings.filterwarnings("ignore", message="Corrupt EXIF data")
+# Pillow warns from half of `MOST_PIXELS` on. The last filter of the list yields to those of other packages.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 _SKIP_HINT = 'fix or remove it, or skip such images with `on_bad_picture = "skip"` or `unimetric pack --skip-bad`'
 
 
