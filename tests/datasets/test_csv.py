@@ -47,6 +47,14 @@ def test_plain(plain):
     assert table.query.all() and table.gallery.all()
 
 
+def test_labels_of_floats_keep_their_order_with_a_warning(plain, caplog):
+    assert read(plain).class_names[-1] == "10" and not caplog.text
+    lines = plain.read_text().splitlines()
+    plain.write_text("\n".join([lines[0], *(f"{line}.0" for line in lines[1:])]))
+    assert read(plain).class_names == ("1.0", "10.0", "2.0", "3.0")  # as in existing runs, which number their classes so
+    assert "labels such as `1.0` are sorted as words; write `1`" in caplog.text
+
+
 def test_absolute_paths_and_a_byte_order_mark(plain):
     text = plain.read_text().replace("pictures/", f"{plain.parent}/pictures/")
     other = plain.parent / "elsewhere" / "list.csv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -108,12 +109,19 @@ def _present(paths: Sequence[str]) -> np.ndarray:
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
-    """Return different labels: numbers by value, before words, so that 2 comes before 10.
+    """Return different labels: integers by value, before words, so that 2 comes before 10.
+
+    Labels such as `10.0` are words. Sorting them by value would renumber the classes of existing runs.
 
     >>> sort_labels(["red", "10", "2", "red"])
     ['2', '10', 'red']
     """
-    return sorted(set(labels), key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
+    found = sorted(set(labels), key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
+    floats = [label for label in found if re.fullmatch(r"\d+\.0", label)]
+    if floats != sorted(floats, key=float):
+        message = "labels such as `%s` are sorted as words; write `%s` to sort them by value"
+        logging.getLogger("unimetric").warning(message, floats[0], floats[0].removesuffix(".0"))
+    return found
 
 
 def divide(name: str, class_names: Sequence[str], keys: Sequence[str], train: float | str, folder: str | Path) -> list[bool]:

@@ -38,6 +38,7 @@ def csv(
         path,label                              the first half of the sorted labels trains, the rest tests
         label,path,split,is_query,is_gallery    split: train, or validation (or test) for test images
 
+    Labels are sorted as integers by value, and then as words: write `10`, not `10.0`.
     Paths are relative to the csv file, or addresses. `is_query` and `is_gallery` may be missing or, as for
     training images, empty; then all test images are queries and gallery items. Training images
     always are. A column `group`, `camera`, `sequence`, `encounter` or `date` is the group of an image: a
