@@ -90,6 +90,7 @@ def test_wildlife(tmp_path, plant):
     (tmp_path / "metadata.csv").write_text(LINES.replace("zira,a/9", ",a/9"))
     with pytest.raises(UnimetricError, match="line 10: identity and path"):
         create("datasets", f"wildlife(root='{tmp_path}')")
-    (tmp_path / "metadata.csv").write_text(LINES + "10,zira,a/9.jpg,,2019-08-30,left\n")
-    with pytest.raises(UnimetricError, match=r"line 11: `.*/a/9\.jpg` is listed in line 10 already"):
-        create("datasets", f"wildlife(root='{tmp_path}')")
+    for path in ("a/9.jpg", "./a//9.jpg", tmp_path / "a/9.jpg"):
+        (tmp_path / "metadata.csv").write_text(LINES + f"10,zira,{path},,2019-08-30,left\n")
+        with pytest.raises(UnimetricError, match=r"line 11: `.*/a/9\.jpg` is listed in line 10 already"):
+            create("datasets", f"wildlife(root='{tmp_path}')")

@@ -11,6 +11,7 @@ from unimetric.datasets._reading import locate
 from unimetric.datasets._tabulate import divide, tabulate, without_singles
 from unimetric.datasets.csv import find_groups, read_rows
 from unimetric.errors import UnimetricError
+from unimetric.images.remote import join_path
 from unimetric.images.table import Table
 
 LAYOUT = "metadata.csv with the columns image_id,identity,path, and the images"
@@ -71,7 +72,7 @@ def wildlife(
     class_names = sorted(set(labels))
     table = tabulate(
         name,
-        box_paths(source, known, [f"{base}/{str(row['path']).strip()}" for _, row in known], boxes),
+        box_paths(source, known, [join_path(str(base), str(row["path"]).strip()) for _, row in known], boxes),
         labels,
         {key: key for key in class_names},
         divide(name, class_names, labels, train, base),
