@@ -65,7 +65,7 @@ def test_config_must_be_loaded(tmp_path: Path) -> None:
     assert "unimetric.load" in caught.value.hint and not list(tmp_path.iterdir())
 
 
-def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path) -> None:
+def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     best = train(config, tmp_path / "run", quiet=True)
     folder = tmp_path / "run"
     assert {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "environment.json", "done"} <= {
@@ -74,7 +74,8 @@ def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path) -> None:
     assert [line["epoch"] for line in read_log(folder)] == [0, 1, 2, 3]
     assert best["test/recall(k=1)"] == max(line["test/recall(k=1)"] for line in read_log(folder))
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
-    assert train(config, folder, quiet=True) == best  # a finished run is not done again
+    assert train(config, folder, quiet=True) == best and not capsys.readouterr().out  # a finished run is not done again
+    assert train(config, folder) == best and "this run is finished" in capsys.readouterr().out
     measured = evaluate(folder)
     assert measured["recall(k=1)"] == pytest.approx(best["test/recall(k=1)"])
 

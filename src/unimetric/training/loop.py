@@ -48,7 +48,10 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
     folder = Path(folder)
     check_same_run(config, folder)
     if is_finished(config, folder):
-        return read_done(folder)
+        best = read_done(folder)
+        if not quiet:
+            print(f"{folder}: this run is finished, so it does not read the images again; use another --out to train on changed images")
+        return best
 
     # --- Devices ----------------------------------------------------------------------------------
     fabric = open_fabric(config, loggers=open_logger(config, folder), several=True)
