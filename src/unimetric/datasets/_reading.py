@@ -224,7 +224,7 @@ def pictures(folder: Path) -> list[str]:
 
 
 def classify(entry: os.DirEntry[str]) -> str:
-    """Return `image`, `folder`, `broken` for a link to a missing image, or "" for what is skipped."""
+    """Return `image`, `folder`, `broken` (a link to a missing image), or "" to skip an entry."""
     image = entry.name.lower().endswith(SUFFIXES)
     try:
         if entry.name.startswith("."):
