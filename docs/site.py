@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from unimetric.cli.catalogue import papers, settings_page
-from unimetric.spec import kinds, names
+from unimetric.spec import KINDS, names
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "docs", "examples", "results/LOG.md", "results/runs.csv")
@@ -38,7 +38,7 @@ MODULES = {
 def reference() -> dict[str, str]:
     """Write the pages of the API reference: one per component type, one per group of modules."""
     pages = {"index": "# Python API\n\nThe names that `import unimetric` offers.\n\n" + _entries(PUBLIC.values())}
-    for kind in kinds():
+    for kind in KINDS:
         pages[kind] = f"# unimetric.{kind}\n\n" + _entries(f"unimetric.{kind}.{name}" for name in names(kind))
     for name, modules in MODULES.items():
         pages[name] = f"# unimetric.{name}\n\n" + _entries(f"unimetric.{module}" for module in modules)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unimetric.spec import find, kinds, names, signature
+from unimetric.spec import KINDS, find, names, signature
 
 SOURCE = Path(__file__).parents[1] / "src" / "unimetric"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -53,7 +53,7 @@ def test_nothing_in_a_loss_or_miner_waits_for_the_device(kind: str) -> None:
         assert not re.search(r"\.item\(|\.cpu\(|(?<!count_)nonzero\(|\.tolist\(|masked_select|torch\.unique", path.read_text()), path
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_argument_is_typed_keyword_only_and_documented(kind: str) -> None:
     for name in names(kind):
         part = find(kind, name)
@@ -64,7 +64,7 @@ def test_every_argument_is_typed_keyword_only_and_documented(kind: str) -> None:
                 assert re.search(rf"^\s*(?:\w+, )*{key}(?:, \w+)*: ", part.__doc__, re.M), f"{name} does not document `{key}`"
 
 
-@pytest.mark.parametrize("kind", sorted(set(kinds()) - {"datasets"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"datasets"}))
 def test_every_part_cites_its_source(kind: str) -> None:
     for name in names(kind):
         assert re.search(r"\b(?:19|20)\d\d\b", find(kind, name).__doc__), f"{kind}/{name}"

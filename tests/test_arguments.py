@@ -18,7 +18,7 @@ from unimetric.errors import UnimetricError
 from unimetric.geometry.space import Space
 from unimetric.images.table import Table
 from unimetric.kinds import Audited
-from unimetric.spec import OFFERED, bind, create, find, kinds, names, signature
+from unimetric.spec import KINDS, OFFERED, bind, create, find, names, signature
 
 
 def keywords(part: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def keywords(part: Any) -> dict[str, Any]:
     return {key: allowed_values(part, key) for key, parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-ARGUMENTS = [(kind, name, key) for kind in kinds() for name in names(kind) for key in keywords(find(kind, name))]
+ARGUMENTS = [(kind, name, key) for kind in KINDS for name in names(kind) for key in keywords(find(kind, name))]
 
 
 def outside(allowed: Any) -> Iterator[Any]:

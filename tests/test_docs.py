@@ -21,7 +21,7 @@ import pytest
 
 import unimetric
 from unimetric.cli.catalogue import papers
-from unimetric.spec import kinds, names
+from unimetric.spec import KINDS, names
 
 ROOT = Path(__file__).parents[1]
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "papers.md"]
@@ -44,7 +44,7 @@ def test_doctests(name: str) -> None:
 
 def test_the_page_of_papers_has_every_part() -> None:
     page = papers()
-    for kind in kinds():
+    for kind in KINDS:
         for name in names(kind):
             assert f"### `{name}`\n\n```text\n{name}(" in page
 

@@ -10,7 +10,7 @@ import pytest
 
 from unimetric.config import load
 from unimetric.errors import UnimetricError
-from unimetric.spec import OFFERED, bind, bind_arguments, create, find, kinds, names, parse, trusting
+from unimetric.spec import KINDS, OFFERED, bind, bind_arguments, create, find, names, parse, trusting
 
 
 def refused(text: str, kind: str = "losses", **offered: object) -> str:
@@ -54,7 +54,7 @@ def test_code_outside_is_reached_by_its_dotted_name() -> None:
     assert create("losses", "torch.nn.Linear(4, 2)", trust=["torch"]).out_features == 2
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_file_of_a_kind_defines_what_its_name_says(kind: str) -> None:
     assert names(kind)
     for name in names(kind):
@@ -149,7 +149,7 @@ def test_hints_name_what_to_type(kind: str, text: str, hint: str, tmp_path: Path
     with pytest.raises(UnimetricError) as caught:
         create(kind, text)
     assert hint in caught.value.hint
-    if "; " not in hint and kind in kinds():
+    if "; " not in hint and kind in KINDS:
         suggested = caught.value.hint.rpartition("`")[0].rpartition("`")[2]
         assert bind_arguments(kind, suggested) is not None
 

@@ -666,7 +666,7 @@ def metric(
     return declare
 
 
-#: The class or protocol of each folder of components. `spec.kinds()` lists the folders.
+#: The class or protocol of each folder of components. `spec.KINDS` lists the folders.
 OF: dict[str, type] = {
     "adapters": Adapter,
     "audits": Audit,

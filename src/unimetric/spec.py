@@ -427,11 +427,6 @@ def _foreign() -> Any:
     return foreign
 
 
-def kinds() -> list[str]:
-    """Return the component types: the folders of components."""
-    return list(KINDS)
-
-
 def open_folder(kind: str) -> ModuleType:
     """Import a folder of components, but none of its files."""
     return importlib.import_module(f"unimetric.{kind}")

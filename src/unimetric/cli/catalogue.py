@@ -13,7 +13,7 @@ from dataclasses import fields
 from unimetric.arguments import describe_values
 from unimetric.config import NO_RESULT, PARTS, RunConfig, setting_types
 from unimetric.declarations import Declaration
-from unimetric.spec import declaration, kinds, names, offered_to
+from unimetric.spec import KINDS, declaration, names, offered_to
 
 _MORE = {"losses": ("family", "miner", "classes"), "miners": ("gives",)}
 
@@ -155,7 +155,7 @@ _PAGES = ("losses", "miners", "objectives", "samplers", "metrics", "heads", "bac
 def papers() -> str:
     """Return the text of `docs/papers.md`: the signature and docstring of every component."""
     lines = ["# Components and their papers", "", "Generated from the docstrings by `make docs`.", ""]
-    for kind in (*_PAGES, *sorted(set(kinds()) - set(_PAGES))):
+    for kind in (*_PAGES, *sorted(set(KINDS) - set(_PAGES))):
         lines += [f"## {kind}", ""]
         for name in names(kind):
             declared = declaration(kind, name)

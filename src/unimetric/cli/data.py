@@ -36,11 +36,11 @@ def list_(
     from rich.console import Console
 
     from unimetric.cli.catalogue import catalogue, columns, settings
-    from unimetric.spec import kinds, names
+    from unimetric.spec import KINDS, names
 
     console = Console(highlight=False)
     if not kind:
-        for each in kinds():
+        for each in KINDS:
             console.print(f"[bold]{each}[/bold]: {', '.join(names(each))}")
         return
     if kind == "settings":
@@ -49,9 +49,9 @@ def list_(
             raise UnimetricError(f"unknown setting `{name}`", closest(name, [row[0] for row in settings()]))
         _print_records(console, rows)
         return
-    if kind not in kinds():
-        homes = [each for each in kinds() if kind in names(each)]
-        hint = f"write `unimetric list {homes[0]} {kind}`" if homes else closest(kind, [*kinds(), "settings"])
+    if kind not in KINDS:
+        homes = [each for each in KINDS if kind in names(each)]
+        hint = f"write `unimetric list {homes[0]} {kind}`" if homes else closest(kind, [*KINDS, "settings"])
         raise UnimetricError(f"unknown component type `{kind}`", hint)
     if name:
         _describe(console, kind, name)
