@@ -156,6 +156,22 @@ def test_parts_in_upper_case_are_no_classes(tmp_path, plant, extra):
     assert read(tmp_path / "classes", extra).class_names == ("Test", "Train")
 
 
+@pytest.mark.parametrize("extra", ["train/cover.jpg", "test/overview.jpg", "drawings/x/0.jpg", "drawings/0.jpg"])
+@pytest.mark.parametrize("train", ["", "train=0.5"])
+def test_images_outside_of_the_parts_are_an_error(tmp_path, plant, extra, train):
+    plant(tmp_path, [f"{part}/{name}/{number}.jpg" for part in ("train", "test") for name in ("x", "y") for number in range(2)])
+    plant(tmp_path, [extra])
+    with pytest.raises(UnimetricError, match=f"next to the parts test, train, .* but 1 are not, the first is `{extra}`"):
+        read(tmp_path, f"on_single='skip'{', ' * bool(train)}{train}")
+
+
+def test_part_without_class_folders_is_an_error(tmp_path, plant):
+    plant(tmp_path, [f"test/{name}/{number}.jpg" for name in ("x", "y") for number in range(2)])
+    plant(tmp_path, ["train/0.jpg", "train/1.jpg"])
+    with pytest.raises(UnimetricError, match="2 are not, the first is `train/0"):
+        read(tmp_path)
+
+
 def test_root_is_needed():
     with pytest.raises(UnimetricError, match="needs `root`"):
         create("datasets", "folder")

@@ -61,6 +61,7 @@ def folder(
     parted = "train" in parts and parts <= PARTS and all(len(path) > 2 for path in files)
     if not parted:
         _check_case(base, files)
+        _check_outside(base, files)
         _check_inner_parts(base, files)
     by_part = parted and train is None
     if by_part:
@@ -97,6 +98,22 @@ def _check_case(base: Path, files: list[list[str]]) -> None:
             f"`{base}`: the names of the parts must be in lower case, got {', '.join(sorted(parts))}",
             f"rename them to {', '.join(sorted(lower))}",
         )
+
+
+def _check_outside(base: Path, files: list[list[str]]) -> None:
+    """Raise an error if images are outside the classes of the parts.
+
+    They would make `train/cup` and `test/cup` two classes.
+    """
+    parts = {path[0] for path in files} & PARTS
+    if "train" not in parts or len(parts) == 1 or all(len(path) == 2 for path in files if path[0] in parts):
+        return
+    outside = [path for path in files if path[0] not in PARTS or len(path) == 2]
+    raise UnimetricError(
+        f"`{base}`: next to the parts {', '.join(sorted(parts))}, all images must be in class folders of a part, but "
+        f"{len(outside):,} are not, the first is `{'/'.join(outside[0])}`",
+        f"move them out of `{base}`",
+    )
 
 
 def _check_inner_parts(base: Path, files: list[list[str]]) -> None:
