@@ -105,6 +105,8 @@ def parse_image(
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         native = (image.format or "").lower() if image.mode == "RGB" else ""
+        if image.mode.startswith("I"):
+            _check_range(image, name, hint)
         if box is not None:
             image, native = _crop_box(image, box, name), ""
         image = to_rgb(image, name, hint)
@@ -119,6 +121,13 @@ def parse_image(
         raise UnimetricError(f"{name}: has more than {MOST_PIXELS // 10**6} megapixels, a decompression bomb", hint) from None
     except Exception as error:  # decoders raise many types for a broken file: OSError, SyntaxError, struct.error, ...
         raise UnimetricError(f"{name}: cannot be decoded ({error})", hint) from None
+
+
+def _check_range(image: Image.Image, name: str, hint: str) -> None:
+    """Raise an error for 8-bit values in a 16-bit image, which would be black."""
+    largest = np.asarray(image).max()
+    if 0 < largest < 256:
+        raise UnimetricError(f"{name}: 16-bit pixels must be up to 65,535, got at most {largest}", f"convert it to 8 bits; {hint}")
 
 
 def to_rgb(image: Image.Image, name: str, hint: str) -> Image.Image:
