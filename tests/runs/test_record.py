@@ -168,6 +168,28 @@ def write_split(path: Path, images: Path, *, swapped: bool = False) -> None:
     path.write_text(json.dumps(content))
 
 
+def test_changed_roles_and_groups_are_rejected(config: RunConfig, drawn: Path, tmp_path: Path) -> None:
+    paths = sorted(drawn.glob("*/*.png"))
+    rows = [[str(path), path.parent.name, "True", "True", str(number % 3)] for number, path in enumerate(paths)]
+
+    def write(rows: list[list[str]]) -> None:
+        lines = [["path", "label", "is_query", "is_gallery", "camera"], *rows]
+        (tmp_path / "list.csv").write_text("\n".join(map(",".join, lines)))
+
+    write(rows)
+    config = changed(config, dataset=f"csv(file='{tmp_path / 'list.csv'}')", workers=0, epochs=2)
+    interrupt(config, tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    for column, value in ((2, "False"), (3, "False"), (4, "7")):
+        write([*rows[:-1], [*rows[-1][:column], value, *rows[-1][column + 1 :]]])
+        with pytest.raises(UnimetricError, match="have changed since the run started: test images have other roles"):
+            train(config, tmp_path / "run", quiet=True)
+    for part in ("train", "validation", "test"):  # as an earlier version wrote it
+        record[part].pop("roles")
+    write_record(tmp_path / "run", record)
+    train(config, tmp_path / "run", quiet=True)
+
+
 def test_folder_without_record_resumes_with_a_note(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = changed(config, epochs=2)
     interrupt(config, tmp_path / "run")

@@ -96,7 +96,14 @@ def record_images(folder: Path, table: Table, split: Split) -> None:
         split: Rows of training, validation and test.
     """
     parts = describe_images(table, split.parts)
-    write_record(folder, {"packs": describe_packs(table), **{part: _columns(images) for part, images in parts.items()}})
+    columns = {part: _columns(images) | {"roles": _hash_roles(table, split.parts[part])} for part, images in parts.items()}
+    write_record(folder, {"packs": describe_packs(table), **columns})
+
+
+def _hash_roles(table: Table, rows: np.ndarray) -> str:
+    """Return the hash of queries, gallery and groups of some rows."""
+    groups = np.array([*table.group_names, ""])[table.group[rows]].tolist()  # -1, no group, is the last
+    return _hash(json.dumps([table.query[rows].tolist(), table.gallery[rows].tolist(), groups]).encode())
 
 
 def _columns(images: list[Image]) -> dict[str, list[Any]]:
@@ -205,6 +212,9 @@ def check_images(folder: Path, table: Table, parts: Mapping[str, np.ndarray]) ->
     for part, images in describe_images(table, parts).items():
         before = _rows(record[part])
         differ |= before != images
+        roles = _hash_roles(table, parts[part])
+        if before == images and record[part].get("roles", roles) != roles:  # earlier versions have not stored them
+            problem.append(f"{part} images have other roles (query, gallery) or groups")
         for kind, names in _differences(before, images).items():
             changes[kind] += names
     if not differ and not problem:
