@@ -98,6 +98,20 @@ def test_files_are_scanned_once_unless_they_change(shards: str, tmp_path: Path, 
     assert len(opened(shards)) == 8
 
 
+def test_file_cut_between_members_gives_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_tar(tmp_path / "cut.tar", {"a.png": png(1), "b.png": png(2), "c.png": png(3)})
+    with tarfile.open(file) as archive:
+        end = archive.getmembers()[2].offset
+    assert len(opened(str(file))) == 3 and not caplog.text
+    os.truncate(file, end)
+    assert len(opened(str(file))) == 2 and "has no end mark, so files may be missing after the last of its 2 images" in caplog.text
+
+
+def test_descending_range_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnimetricError, match=r"from the lower to the higher number, got `.*\{002\.\.001\}"):
+        opened(f"{tmp_path}/{{002..001}}.tar")
+
+
 def test_replaced_file_is_an_error_not_another_image(shards: str, tmp_path: Path) -> None:
     table = opened(shards)
     write_tar(tmp_path / "shard-00.tar", {"a.png": png(1), "b.png": png(99)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import tarfile
@@ -107,6 +108,8 @@ def find_shards(text: str) -> list[str]:
             raise UnimetricError(f"tar: the file `{missing[0]}` does not exist", "name tar files, such as `shards='data/{000..009}.tar'`")
         files += found
     files = list(dict.fromkeys(files))  # a wildcard may match a file that is named as well
+    if not files:
+        raise UnimetricError(f"tar: a range must be from the lower to the higher number, got `{text}`", "write it as `{000..009}`")
     for file in files:
         if not file.lower().endswith(".tar"):
             raise UnimetricError(
@@ -174,13 +177,17 @@ def _scan(file: str, field: str) -> Images:
                     found = _read_label(content.read() if content else b"", ending, field, f"{file}: {member.name}")
                     labels |= {} if found is None else {key: found}
             stream.seek(archive.offset)
-            if stream.read(512) not in (b"", bytes(512)):  # tarfile takes a partial header for the end
+            end = stream.read(512)
+            if end not in (b"", bytes(512)):  # tarfile takes a partial header for the end
                 raise tarfile.ReadError("unexpected end of data")
     except tarfile.TarError as error:
         hint = "copy it again; if it is compressed, decompress it, because images are read at their positions"
         raise UnimetricError(f"`{file}`: is not a complete tar file ({error})", hint) from None
     except OSError as error:
         raise UnimetricError(f"`{file}`: cannot be read: {error.strerror}", "copy it again") from None
+    if not end:
+        message = "`%s`: has no end mark, so files may be missing after the last of its %s images"
+        logging.getLogger("unimetric").warning(message, file, f"{len(images):,}")
     return [(position, length, base, labels.get(key)) for position, length, base, key in images.values()]
 
 
