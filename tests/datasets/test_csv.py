@@ -55,6 +55,15 @@ def test_labels_of_floats_keep_their_order_with_a_warning(plain, caplog):
     assert "labels such as `1.0` are sorted as words; write `1`" in caplog.text
 
 
+def test_nan_is_a_value_with_a_warning(plain, caplog):
+    lines = plain.read_text().splitlines()
+    plain.write_text("\n".join([f"{lines[0]},camera", *(f"{line},{'nan' if line[-1] == '1' else 'c1'}" for line in lines[1:])]))
+    assert read(plain).group_names == ("c1", "nan")
+    assert "`camera` is `nan` in 2 lines, which share this value; leave it empty" in caplog.text and "`label` is" not in caplog.text
+    plain.write_text(plain.read_text().replace(",10,", ",NaN,"))
+    assert "NaN" in read(plain).class_names and "`label` is `nan` in 2 lines" in caplog.text
+
+
 def test_absolute_paths_and_a_byte_order_mark(plain):
     text = plain.read_text().replace("pictures/", f"{plain.parent}/pictures/")
     other = plain.parent / "elsewhere" / "list.csv"

@@ -73,6 +73,7 @@ def csv(
     base = os.path.dirname(source)
     pairs = [_path_and_label(source, number, row) for number, row in rows]
     labels = [label for _, label in pairs]
+    _warn_of_nan(source, "label", labels)
     paths = box_paths(source, rows, [join_path(base, path) for path, _ in pairs], boxes)
     parts = []
     names: set[str] = set()
@@ -128,7 +129,16 @@ def find_groups(
     if column not in known:
         raise UnimetricError(f"`{source}` has no column `{column}`", closest(column, known))
     values = [(row[column] or "").strip() for _, row in rows]
+    _warn_of_nan(source, column, values)
     return [_remove_time(value) for value in values] if column == "date" else values
+
+
+def _warn_of_nan(source: str | Path, column: str, values: list[str]) -> None:
+    """Warn about values that other programs write for a missing one. They may be names."""
+    number = sum(value.lower() == "nan" for value in values)
+    if number:
+        message = "`%s`: `%s` is `nan` in %s lines, which share this value; leave it empty if it is missing"
+        logging.getLogger("unimetric").warning(message, source, column, f"{number:,}")
 
 
 def _remove_time(date: str) -> str:
