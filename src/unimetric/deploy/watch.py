@@ -288,14 +288,13 @@ def open_curve(index: Index, *, fit: bool, progress: Callable[[int, int], None] 
     return found
 
 
-def predict_recall(curve: dict[str, Any], *, level: float = 0.95, **signals: float) -> dict[str, Any]:
+def predict_recall(curve: dict[str, Any], **signals: float) -> dict[str, Any]:
     """Predict the recall from the distance or the score of queries, whichever errs less.
 
     Each kind of change is predicted by the other kinds. Their errors choose the signal, and their quantile is the interval.
 
     Args:
         curve: Result of `fit_curve`.
-        level: Level of the interval for queries with a new kind of change.
         signals: `excess`, the distance beyond the mean of the null distribution, and `score`, the mean score of the nearest images.
 
     Returns:
@@ -315,12 +314,12 @@ def predict_recall(curve: dict[str, Any], *, level: float = 0.95, **signals: flo
             rest[own] = np.abs(y[own] - _fit(x[~own], y[~own], x[own], name))
         error = float(rest.mean())
         if not best or error < best["error"]:
-            expected, width = float(_fit(x, y, np.array([value]), name)[0]), float(np.quantile(rest, level))
+            expected, width = float(_fit(x, y, np.array([value]), name)[0]), float(np.quantile(rest, 0.95))
             best = {
                 "expected": expected,
                 "low": max(0.0, expected - width),
                 "high": min(1.0, expected + width),
-                "level": level,
+                "level": 0.95,
                 "by": name,
                 "error": error,
                 "extrapolated": bool(value > x.max() if name == "excess" else value < x.min()),
