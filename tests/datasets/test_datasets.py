@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from unimetric.datasets import columns, locate, matlab, pictures, place, tabulate
+from unimetric.datasets.files import walk
 from unimetric.errors import UnimetricError
 from unimetric.spec import create, find, names
 
@@ -84,6 +85,14 @@ def test_pictures_end_in_many_loops(tmp_path, plant):
     (tmp_path / "root" / "up").symlink_to(tmp_path)
     with pytest.raises(UnimetricError, match="must not lead to a folder that holds it"):
         pictures(tmp_path / "root")
+
+
+def test_pictures_warn_of_images_in_other_formats(tmp_path, plant, caplog):
+    plant(tmp_path, ["a/1.jpg", "a/notes.txt", "a/.hidden.heic"])
+    assert pictures(tmp_path) == ["a/1.jpg"] and not caplog.text
+    plant(tmp_path, ["a/2.HEIC", "b/3.jfif"])
+    assert pictures(tmp_path) == ["a/1.jpg"] and [each.id for each in walk(tmp_path)] == ["a/1.jpg"]
+    assert "2 images of other formats are skipped, the first is `a/2.HEIC`" in caplog.text
 
 
 def test_pictures_warn_of_broken_links(tmp_path, plant, caplog):

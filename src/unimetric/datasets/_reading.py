@@ -19,6 +19,8 @@ from unimetric.images.remote import is_remote, open_file
 
 #: Endings of image names, compared without case. The first frame of an animated image is read.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".jp2", ".ppm")
+#: Endings of images that are skipped with a warning. Reading them would change the classes and images of existing runs.
+UNREAD = (".avif", ".heic", ".heif", ".jfif", ".jpe", ".pgm", ".pnm", ".tga")
 
 
 def place(root: str) -> Path:
@@ -198,9 +200,9 @@ def matlab(path: Path, *keys: str) -> list[np.ndarray]:
 def pictures(folder: Path) -> list[str]:
     """List the images below a folder, relative to it and sorted.
 
-    Hidden files and folders are skipped, and links to missing images with a warning.
+    Hidden files and folders are skipped. Links to missing images and images of other formats are skipped with a warning.
     """
-    found: dict[str, list[str]] = {"image": [], "broken": []}
+    found: dict[str, list[str]] = {"image": [], "broken": [], "unread": []}
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
         inner, above = waiting.pop()
@@ -217,14 +219,18 @@ def pictures(folder: Path) -> list[str]:
                         found[kind].append(inner + entry.name)
         except OSError as error:
             raise UnimetricError(f"cannot list `{folder / inner}`: {error.strerror}", "check its permissions and links") from None
-    if found["broken"]:
-        message = "%s: %s links to missing images are skipped, the first is `%s`"
-        logging.getLogger("unimetric").warning(message, folder, f"{len(found['broken']):,}", min(found["broken"]))
+    for kind, what in (("broken", "links to missing images"), ("unread", "images of other formats")):
+        if names := found[kind]:
+            message = "%s: %s %s are skipped, the first is `%s`"
+            logging.getLogger("unimetric").warning(message, folder, f"{len(names):,}", what, min(names))
     return sorted(found["image"])
 
 
 def classify(entry: os.DirEntry[str]) -> str:
-    """Return `image`, `folder`, `broken` (a link to a missing image), or "" to skip an entry."""
+    """Return the kind of an entry: `image`, `folder`, `broken`, `unread`, or "" to skip it.
+
+    A broken entry is a link to a missing image.
+    """
     image = entry.name.lower().endswith(SUFFIXES)
     try:
         if entry.name.startswith("."):
@@ -233,6 +239,8 @@ def classify(entry: os.DirEntry[str]) -> str:
             return "image"
         if entry.is_dir():
             return "folder"
+        if entry.name.lower().endswith(UNREAD):
+            return "unread"
         return "broken" if image and entry.is_symlink() and not os.path.exists(entry) else ""
     except OSError as error:
         if error.errno != errno.ELOOP:

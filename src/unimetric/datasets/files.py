@@ -99,7 +99,7 @@ def walk(root: Path, *, labels: bool = False, problems: list[str] | None = None,
                     kind = classify(entry)
                     if kind in ("image", "broken"):  # a link to nothing is reported as unreadable
                         images.append(entry.name)
-                    elif kind:
+                    elif kind == "folder":
                         deeper.append(f"{inner}{entry.name}/")
         except OSError as error:
             if problems is not None:
