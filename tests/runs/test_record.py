@@ -190,6 +190,18 @@ def test_changed_roles_and_groups_are_rejected(config: RunConfig, drawn: Path, t
     train(config, tmp_path / "run", quiet=True)
 
 
+def test_changed_images_of_watched_datasets_are_rejected(config: RunConfig, images: Path, tmp_path: Path) -> None:
+    config = changed(config, epochs=2, workers=0, watch_datasets=[f"folder(root='{images}')"])
+    interrupt(config, tmp_path / "run")
+    file = next(images.glob("class11/*"))
+    content, status = file.read_bytes(), file.stat()
+    file.write_bytes(content)  # another time
+    with pytest.raises(UnimetricError, match=r"the images of `folder.*` have changed since the run started"):
+        train(config, tmp_path / "run", quiet=True)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    train(config, tmp_path / "run", quiet=True)
+
+
 def test_folder_without_record_resumes_with_a_note(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = changed(config, epochs=2)
     interrupt(config, tmp_path / "run")

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,17 +88,42 @@ def describe_packs(table: Table) -> list[list[str]]:
     return [[os.path.basename(file), opened(file).fingerprint] for file in files]
 
 
-def record_images(folder: Path, table: Table, split: Split) -> None:
+def record_images(folder: Path, table: Table, split: Split, watched: Mapping[str, Table] = MappingProxyType({})) -> None:
     """Write `data.json`.
 
     Args:
         folder: Run folder.
         table: Table of the images.
         split: Rows of training, validation and test.
+        watched: Tables of other datasets; only their hashes are stored.
     """
     parts = describe_images(table, split.parts)
     columns = {part: _columns(images) | {"roles": _hash_roles(table, split.parts[part])} for part, images in parts.items()}
-    write_record(folder, {"packs": describe_packs(table), **columns})
+    others = {"watched": {text: _hash_table(other) for text, other in watched.items()}} if watched else {}
+    write_record(folder, {"packs": describe_packs(table), **columns, **others})
+
+
+def check_watched(folder: Path, watched: Mapping[str, Table]) -> None:
+    """Raise an error if the images of other datasets have changed since a run started.
+
+    Args:
+        folder: Run folder.
+        watched: Tables of the datasets now.
+    """
+    before = (read_record(folder) or {}).get("watched", {})  # earlier versions have not stored it
+    for text, table in watched.items():
+        now = _hash_table(table)
+        if before.get(text, now) != now:
+            raise UnimetricError(
+                f"{folder}: the images of `{text}` have changed since the run started",
+                f"restore them, or start from scratch with another --out; if they were only copied, remove {folder / RECORD}",
+            )
+
+
+def _hash_table(table: Table) -> str:
+    """Return the hash of all images of a table, their roles and groups."""
+    rows = np.arange(len(table))
+    return _hash(json.dumps([describe_packs(table), describe_images(table, {"": rows})[""], _hash_roles(table, rows)]).encode())
 
 
 def _hash_roles(table: Table, rows: np.ndarray) -> str:

@@ -19,7 +19,7 @@ from unimetric.errors import UnimetricError
 from unimetric.geometry.shards import Shard, join, shard_of
 from unimetric.runs.device import evaluation_batch
 from unimetric.runs.folder import check_settings, settings_of
-from unimetric.runs.record import RECORD, check_images, hash_log, record_images
+from unimetric.runs.record import RECORD, check_images, check_watched, hash_log, record_images
 from unimetric.runs.weights import read_tensors, write_tensors
 from unimetric.training.distributed import warn_of_slices
 from unimetric.training.log import CHECKPOINT, diverged
@@ -44,7 +44,7 @@ def resume(state: TrainingState, folder: Path) -> Progress:
     if resumed and not recorded:
         state.display.line(f"{folder}: no {RECORD}, so the images are not compared with those of the interrupted run")
     if state.fabric.global_rank == 0 and not (resumed and recorded):
-        record_images(folder, state.table, state.split)
+        record_images(folder, state.table, state.split, state.watched)
     if state.sampler.needs_embeddings and resumed:  # restoring only needs a buffer of the right shape
         state.sampler.fill(torch.zeros(len(state.labels), state.bare.dim, device=state.fabric.device))
     elif state.sampler.needs_embeddings:
@@ -118,6 +118,7 @@ def check_data(state: TrainingState, folder: Path) -> None:
     """
     if (folder / CHECKPOINT).exists():
         check_images(folder, state.table, state.split.parts)
+        check_watched(folder, state.watched)
 
 
 def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> None:
