@@ -58,6 +58,13 @@ def test_a_batch_equals_torchvision_one_by_one(interpolation, scale, epoch, size
         torch.testing.assert_close(batch[number], one.flip(-1) if draws.flip[number] else one, atol=0.02, rtol=0)
 
 
+def test_recipe_that_pads_test_images_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    create("transforms", "base(size=256)")
+    assert not caplog.text
+    create("transforms", "base(size=448)")
+    assert "to a short side of 256 pixels, and padded with black to 448; use `resize=512`" in caplog.text
+
+
 def test_a_test_crop_on_the_pixel_grid_is_exact() -> None:
     recipe = Recipe(size=28, resize=32)
     sizes = np.array([[32, 40], [50, 32]])

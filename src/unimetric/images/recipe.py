@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,3 +36,6 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(Recipe, vars(self))
+        if self.resize < self.size:
+            message = "test images are resized to a short side of %s pixels, and padded with black to %s; use `resize=%s`"
+            logging.getLogger("unimetric").warning(message, self.resize, self.size, self.size * 8 // 7)
