@@ -55,6 +55,16 @@ def test_labels_of_floats_keep_their_order_with_a_warning(plain, caplog):
     assert "labels such as `1.0` are sorted as words; write `1`" in caplog.text
 
 
+def test_link_to_nothing_is_missing(plain):
+    victim = plain.parent / "pictures" / "2_0.jpg"
+    victim.rename(plain.parent / "elsewhere.jpg")
+    victim.symlink_to(plain.parent / "elsewhere.jpg")
+    assert len(read(plain)) == 8
+    (plain.parent / "elsewhere.jpg").unlink()
+    with pytest.raises(UnimetricError, match="1 of 8 listed images are missing"):
+        read(plain)
+
+
 def test_nan_is_a_value_with_a_warning(plain, caplog):
     lines = plain.read_text().splitlines()
     plain.write_text("\n".join([f"{lines[0]},camera", *(f"{line},{'nan' if line[-1] == '1' else 'c1'}" for line in lines[1:])]))

@@ -86,7 +86,7 @@ def tabulate(
 
 
 def _present(paths: Sequence[str]) -> np.ndarray:
-    """Return which files exist.
+    """Return which files exist. A link to nothing does not.
 
     Each folder is listed once, because checking every file separately is slow on network disks.
     """
@@ -101,7 +101,7 @@ def _present(paths: Sequence[str]) -> np.ndarray:
         if folder not in known:
             try:
                 with os.scandir(folder or ".") as entries:
-                    known[folder] = {entry.name for entry in entries}
+                    known[folder] = {entry.name for entry in entries if not entry.is_symlink() or os.path.exists(entry)}
             except (OSError, ValueError):  # a name with a null byte is a ValueError
                 known[folder] = set()
         there[row] = name in known[folder]
