@@ -107,6 +107,13 @@ def test_file_cut_between_members_gives_a_warning(tmp_path: Path, caplog: pytest
     assert len(opened(str(file))) == 2 and "has no end mark, so files may be missing after the last of its 2 images" in caplog.text
 
 
+def test_several_images_of_one_key_give_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("a/1.png", "b/1.png", "b/2.png")
+    assert len(opened(str(write_tar(tmp_path / "plain.tar", {name: png(1) for name in names})))) == 3 and not caplog.text
+    file = write_tar(tmp_path / "masks.tar", {name: png(1) for name in (*names, "b/2.mask.png")})
+    assert len(opened(str(file))) == 4 and "has 4 images of 3 keys; all are used, also masks" in caplog.text
+
+
 def test_descending_range_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnimetricError, match=r"from the lower to the higher number, got `.*\{002\.\.001\}"):
         opened(f"{tmp_path}/{{002..001}}.tar")

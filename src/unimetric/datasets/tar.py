@@ -188,6 +188,10 @@ def _scan(file: str, field: str) -> Images:
     if not end:
         message = "`%s`: has no end mark, so files may be missing after the last of its %s images"
         logging.getLogger("unimetric").warning(message, file, f"{len(images):,}")
+    samples = len({key for *_, key in images.values()})
+    if samples < len(images):
+        message = "`%s`: has %s images of %s keys; all are used, also masks such as 000017.mask.png"
+        logging.getLogger("unimetric").warning(message, file, f"{len(images):,}", f"{samples:,}")
     return [(position, length, base, labels.get(key)) for position, length, base, key in images.values()]
 
 
