@@ -65,6 +65,13 @@ def test_config_must_be_loaded(tmp_path: Path) -> None:
     assert "unimetric.load" in caught.value.hint and not list(tmp_path.iterdir())
 
 
+def test_loss_of_zero_in_the_first_epoch_gives_a_warning(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    train(changed(config, epochs=1), tmp_path / "pairs")
+    assert "the loss of every batch is 0" not in capsys.readouterr().out
+    train(changed(config, epochs=2, batch_size=6, loss="multi_similarity", sampler="samples_per_class(n=1)"), tmp_path / "single")
+    assert capsys.readouterr().out.count("the loss of every batch is 0") == 1
+
+
 def test_a_run_leaves_what_it_should(config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     best = train(config, tmp_path / "run", quiet=True)
     folder = tmp_path / "run"

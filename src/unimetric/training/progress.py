@@ -160,6 +160,11 @@ class Meter:
     def line(self) -> dict[str, Any]:
         """Return the log line of the finished epoch; raise an error if the loss is not finite."""
         line: dict[str, Any] = {"epoch": self.epoch + 1, "loss": self.total() / self.state.steps}
+        if self.epoch == 0 and line["loss"] == 0:
+            self.state.display.line(
+                "warning: the loss of every batch is 0, so nothing is learned; batches need pairs of one class and of several classes "
+                "that the loss, its margin and its miner do not exclude"
+            )
         if len(self.terms) > 1:
             line |= {f"term/{name}": term.item() for name, term in self.terms.items()}
         return line | {
