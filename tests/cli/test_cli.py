@@ -553,6 +553,35 @@ def test_old_option_names_are_kept_after_double_dash() -> None:
     assert COMMANDS["evaluate"].make_context("evaluate", ["--", "--look"]).params["target"] == "--look"
 
 
+def test_file_urls_are_local_paths(capsys, monkeypatch, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{tmp_path}/a%20b"
+    words = ("train", *settings(pictures, "sampler=samples_per_class(n=2)"), f"--out=FILE://localhost{tmp_path}/a%20b/run")
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    assert run(capsys, monkeypatch, "evaluate", f"{url}/run", "--out", f"{url}/found.json", "--save", f"{url}/e.npz")[0] == 0
+    assert run(capsys, monkeypatch, "pack", f"folder(root='{pictures}')", "--out", f"{url}/my.pack")[0] == 0
+    assert run(capsys, monkeypatch, "report", f"{url}/run", "--out", f"{url}/page.html")[0] == 0
+    assert run(capsys, monkeypatch, "index", f"{url}/run", pictures.as_uri(), "--out", f"{url}/my.index", "device=cpu")[0] == 0
+    image = (pictures / "class0" / "0.jpg").as_uri()
+    assert "class0/0.jpg" in run(capsys, monkeypatch, "search", f"{url}/my.index", image, "-k", "1")[1]
+    made = {"run", "found.json", "e.npz", "my.pack", "page.html", "my.index"}
+    assert made <= {each.name for each in (tmp_path / "a b").iterdir()}
+    assert not (tmp_path / "file:").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--out", "file://run"), "a `file://` URL must have an absolute path of this machine, got `file://run`"),
+        (("--out=s3://bucket/a/run",), "`--out` must be a local path, got `s3://bucket/a/run`\n\nhint: use `--out run`"),
+    ],
+)
+def test_out_rejects_other_urls(refused, pictures: Path, tmp_path: Path, monkeypatch, words: tuple[str, ...], says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused("train", *settings(pictures, "sampler=samples_per_class(n=2)"), *words, says=says)
+
+
 def test_pack_quality_has_one_default() -> None:
     quality = next(each for each in COMMANDS["pack"].params if each.name == "quality")
     assert quality.default == QUALITY == inspect.signature(write).parameters["quality"].default

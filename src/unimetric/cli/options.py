@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, get_type_hints
@@ -31,7 +32,7 @@ OLD_NAMES = {
 
 
 class Command(TyperCommand):
-    """Command that accepts old names of its options and names a run's settings in its help."""
+    """Command that accepts old names of its options and `file://` URLs, and names a run's settings in its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Add the names of all settings to the help of a command that takes them."""
@@ -42,7 +43,7 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Replace earlier names before the arguments are parsed."""
+        """Replace earlier names and `file://` URLs before the arguments are parsed, and reject other URLs where a path is required."""
         known = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         for index, word in enumerate(args):
             if word == "--":
@@ -50,7 +51,32 @@ class Command(TyperCommand):
             name, equals, value = word.partition("=")
             if OLD_NAMES.get(name) in known:
                 args[index] = OLD_NAMES[name] + equals + value
-        return super().parse_args(ctx, args)
+        args[:] = map(_use_local_path, args)
+        rest = super().parse_args(ctx, args)
+        for each in self.params:
+            _check_local(each, ctx.params.get(each.name))
+        return rest
+
+
+def _use_local_path(word: str) -> str:
+    """Return a word of a command with its `file://` URL as a path."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    if value[:7].lower() != "file://":
+        return word
+    from unimetric.images.remote import local_path  # loads numpy
+
+    return option + equals + local_path(value)
+
+
+def _check_local(parameter: Any, value: Any) -> None:
+    """Raise an error for a path that was a URL, such as `s3:/bucket/run`. It would be a folder `s3:` in the working directory."""
+    for path in value if isinstance(value, list | tuple) else [value]:
+        found = re.match(r"(\w{2,}):/", path.as_posix()) if isinstance(path, Path) else None
+        if found:
+            address = f"{found[1]}://{path.as_posix()[found.end() :]}"
+            option = parameter.opts[0] if parameter.opts[0].startswith("--") else ""
+            hint = f"use `{option} {path.name}`, and copy it there afterwards" if option else "copy it to this machine"
+            raise UnimetricError(f"`{option or parameter.name}` must be a local path, got `{address}`", hint)
 
 
 def check_outputs(*files: Path | None) -> None:

@@ -66,6 +66,22 @@ def make_absolute(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
+def local_path(text: str) -> str:
+    """Return the path of a `file://` URL, and any other text unchanged.
+
+    >>> local_path("file:///data/a%20b.jpg"), local_path("data/a.jpg")
+    ('/data/a b.jpg', 'data/a.jpg')
+    """
+    if text[:7].lower() != "file://":
+        return text
+    host, _, path = text[7:].partition("/")
+    if host.lower() not in ("", "localhost") or not path:
+        raise UnimetricError(f"a `file://` URL must have an absolute path of this machine, got `{text}`", "write `file:///data/images`")
+    from urllib.request import url2pathname  # takes 50 ms to import
+
+    return url2pathname(f"/{path}")
+
+
 def join_path(folder: str, path: str) -> str:
     """Return a path relative to a folder or to the address of one.
 
@@ -77,10 +93,7 @@ def join_path(folder: str, path: str) -> str:
     if is_remote(path):
         return path
     if not is_remote(folder):
-        if path[:8].lower() == "file:///":
-            from urllib.request import url2pathname  # takes 50 ms to import
-
-            path = url2pathname(path[7:])
+        path = local_path(path) if path[:8].lower() == "file:///" else path
         return os.path.normpath(os.path.join(folder, path))
     protocol, _, rest = folder.partition("://")
     root, _, inner = rest.partition("/")
