@@ -10,6 +10,7 @@ import json
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,6 +266,40 @@ def test_several_writers_lose_nothing(opened: Open) -> None:
     first.delete(["0", "first"])
     first.finish()
     assert len(first) == len(opened()) == 400
+
+
+def test_changes_follow_those_of_other_programs(opened: Open) -> None:
+    points = clustered(3, DIM)
+    first = opened()
+    first.write(["b"], points[1:2], {"size": [2]})
+    other = opened()
+    first.write(["a"], points[:1], {"size": [1]})
+    other.delete(["a"])
+    other.write(["b", "c"], points[1:], {"size": [3, 4]})
+    assert sorted(each for ids, _, _ in opened().scan() for each in ids) == ["b", "c"]
+    assert opened().fetch(["b", "c"]) == {"size": [3, 4]}
+
+
+def test_finish_during_changes_loses_nothing(opened: Open) -> None:
+    points = clustered(300, DIM)
+    first, other = opened(), opened()
+    first.write([str(each) for each in range(300)], points, {})
+
+    def change() -> None:
+        for each in range(0, 60, 2):
+            other.delete([str(each)])
+            other.write([f"new {each}"], points[each : each + 1], {})
+
+    with ThreadPoolExecutor(1) as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # filters are those of all threads
+        changed = threads.submit(change)
+        while not changed.done():
+            first.finish()
+        changed.result()
+    first.finish()
+    held = {str(each) for each in range(60, 300)} | {str(each) for each in range(1, 60, 2)} | {f"new {each}" for each in range(0, 60, 2)}
+    for store in (first, opened()):
+        assert {each for ids, _, _ in store.scan() for each in ids} == held
 
 
 def test_threads_read_one_store_at_once(opened: Open, gallery) -> None:

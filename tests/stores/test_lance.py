@@ -123,6 +123,15 @@ def test_open_table_follows_a_finish_of_another_program(small: None, tmp_path: P
             assert np.array_equal(server.vectors(names[:3]), points[:3])
 
 
+def test_finish_follows_a_finish_of_another_program(small: None, tmp_path: Path) -> None:
+    store = filled(tmp_path)[0]
+    other = create("stores", "lance(recall=0.95)", path=str(tmp_path), dim=16)
+    other.delete([f"{row}" for row in range(10)])
+    other.finish()
+    store.finish()
+    assert len(store) == store.report["rows"] == 1990 and dict(store.report) == dict(other.report)
+
+
 def test_nothing_is_printed_when_processes_that_read_images_are_forked(tmp_path: Path) -> None:
     # The child ends as a process of multiprocessing does. Threads of LanceDB do not exist in it, so a normal end may wait for them forever.
     code = "import os, sys, unimetric; unimetric.create('stores', 'lance', path=sys.argv[1], dim=8); os.fork() and os.wait() or os._exit(0)"

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 
 from unimetric.arguments import Count, Range
 from unimetric.errors import Unavailable, UnimetricError
-from unimetric.files import write_json
+from unimetric.files import wait_for_lock, write_json
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
@@ -153,10 +153,23 @@ class Lance(Store):
                 yield
             except (OSError, RuntimeError, ValueError) as error:
                 text = str(error).partition("\n")[0][:300]
-                full = "No space left" in str(error) or "StorageFull" in str(error)
-                raise Unavailable(
-                    f"{self.path}: {text}", "free some space" if full else "check the folder, or remove the index folder and build it again"
-                ) from error
+                hint = "check the folder, or remove the index folder and build it again"
+                if "No space left" in str(error) or "StorageFull" in str(error):
+                    hint = "free some space"
+                elif "Not found: " in text:  # `scan` cannot be repeated
+                    hint = "repeat the command, in case that another process has changed the table; otherwise " + hint
+                raise Unavailable(f"{self.path}: {text}", hint) from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Wait for the changes of other processes, and read them.
+
+        Otherwise, `finish` would remove files of their unfinished changes, and `delete` would not find their points.
+        """
+        with wait_for_lock(self.path):
+            with self._errors():
+                self._table.checkout_latest()
+            yield
 
     @property
     def columns(self) -> Mapping[str, type]:
@@ -174,25 +187,26 @@ class Lance(Store):
     def write(self, ids: Sequence[str], vectors: Float[np.ndarray, "N D"], columns: Mapping[str, Sequence[Any]]) -> None:
         import pyarrow as pa
 
-        held = self.columns
-        ids, vectors, values, types = check_points(ids, vectors, columns, dim=self.dim, held=held)
-        if not ids:
-            return
         arrow = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-        fields = [pa.field(_encoded(name), arrow[each]) for name, each in types.items()]
-        data: dict[str, Any] = {"_id": pa.array(ids, pa.string())}
-        data["_vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim)
-        data |= {field.name: pa.array(values[name], field.type) for field, name in zip(fields, types, strict=True)}
-        with self._errors():
-            if len(types) > len(held):
-                self._table.add_columns([field for field, name in zip(fields, types, strict=True) if name not in held])
-            table = pa.table(data).cast(self._table.schema.remove_metadata())
-            self._table.merge_insert("_id").when_matched_update_all().when_not_matched_insert_all().execute(table)
+        with self._changing():
+            held = self.columns
+            ids, vectors, values, types = check_points(ids, vectors, columns, dim=self.dim, held=held)
+            if not ids:
+                return
+            fields = [pa.field(_encoded(name), arrow[each]) for name, each in types.items()]
+            data: dict[str, Any] = {"_id": pa.array(ids, pa.string())}
+            data["_vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim)
+            data |= {field.name: pa.array(values[name], field.type) for field, name in zip(fields, types, strict=True)}
+            with self._errors():
+                if len(types) > len(held):
+                    self._table.add_columns([field for field, name in zip(fields, types, strict=True) if name not in held])
+                table = pa.table(data).cast(self._table.schema.remove_metadata())
+                self._table.merge_insert("_id").when_matched_update_all().when_not_matched_insert_all().execute(table)
 
     @_repeated
     def delete(self, ids: Sequence[str]) -> None:
         if len(ids):
-            with self._errors():
+            with self._changing(), self._errors():
                 self._table.delete(_among(check_ids(ids)))  # one expression, because each call is a transaction
 
     # --- Searching ----------------------------------------------------------------------------------------
@@ -286,24 +300,28 @@ class Lance(Store):
 
     # --- Finishing ----------------------------------------------------------------------------------------
 
+    @_repeated
     def finish(self) -> None:
         with self._errors():
-            rows = len(self)
-            indexed = rows >= _INDEXED and self.recall < 1
-            if self.report.get("version") == self._table.version and (not indexed or is_tuned(self.report, self.recall)):
-                return
-            trained = self.report.get("trained", 0)
-            # Without the file, a search is exact: right at any moment of what follows.
-            (self.path / "tuning.json").unlink(missing_ok=True)
-            self.report = MappingProxyType({})
-            if indexed and not trained / 2 <= rows <= 2 * trained:
-                self._build_index(rows)
-                trained = rows
-            # Also adds new points to the index, and removes everything that killed writes have left.
-            for _ in range(2):  # the second time removes what the first has replaced
-                self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+            with self._changing():
+                self.report = MappingProxyType(self._read_report())
+                rows = len(self)
+                indexed = rows >= _INDEXED and self.recall < 1
+                if self.report.get("version") == self._table.version and (not indexed or is_tuned(self.report, self.recall)):
+                    return
+                trained = self.report.get("trained", 0)
+                # Without the file, a search is exact: right at any moment of what follows.
+                (self.path / "tuning.json").unlink(missing_ok=True)
+                self.report = MappingProxyType({})
+                if indexed and not trained / 2 <= rows <= 2 * trained:
+                    self._build_index(rows)
+                    trained = rows
+                # Also adds new points to the index, and removes everything that killed writes have left.
+                for _ in range(2):  # the second time removes what the first has replaced
+                    self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+                version = self._table.version
             settings = self._tune(rows, trained) if indexed else {}
-            report = {"rows": rows, "trained": trained if indexed else 0, "settings": settings, "version": self._table.version}
+            report = {"rows": rows, "trained": trained if indexed else 0, "settings": settings, "version": version}
             write_json(self.path / "tuning.json", report)
             self.report = MappingProxyType(report)
 
