@@ -172,6 +172,18 @@ def test_search_finds_the_query_and_its_columns(index: Index, images: Path) -> N
     assert index.search([]) == []
 
 
+@pytest.mark.parametrize("k", ["3", 2.5, None, True, 0])
+def test_search_rejects_wrong_numbers_of_images(index: Index, images: Path, k: Any) -> None:
+    vectors = np.ones((1, index.facts.dim), np.float32)
+    for search in (
+        lambda: index.search(images / "absent.png", k=k),
+        lambda: index.search_vectors(vectors, k),
+        lambda: index.search_hits(vectors, k),
+    ):
+        with pytest.raises(UnimetricError, match=f"`k` must be .*, got {k!r}"):
+            search()
+
+
 def test_search_equals_brute_force(index: Index, images: Path) -> None:
     points = {id_: np.frombuffer(vector, np.float32) for id_, (vector, _) in content(index).items()}
     query = index.embed(sorted(images.rglob("*.png"))[::20])

@@ -245,8 +245,10 @@ def test_searches_accept_text_dictionaries_and_no_queries(opened: Open) -> None:
     assert store.search(points[:0], 2)[0].shape == (0, 2)
     with pytest.raises(UnimetricError, match="must be text or a dictionary, got int"):
         store.search(points[:1], 3, 5)
-    with pytest.raises(UnimetricError, match="`k` must be at least 1, got 0"):
-        store.search(points[:1], 0)
+    for k, problem in ((0, "at least 1, got 0"), ("3", "an integer, got '3'"), (3.0, "an integer, got 3.0"), (True, "an integer")):
+        with pytest.raises(UnimetricError, match=f"`k` must be {problem}"):
+            store.search(points[:1], k)
+    assert store.search(points[:1], np.int64(2))[0].shape == (1, 2)
 
 
 def test_several_writers_lose_nothing(opened: Open) -> None:

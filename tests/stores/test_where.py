@@ -91,6 +91,14 @@ def test_parse_rejects_everything_else(text: str, problem: str) -> None:
     assert problem in caught.value.message and caught.value.hint and len(str(caught.value)) < 700
 
 
+@pytest.mark.parametrize("text", ['label = "O\'Brien"', "label = `O'Brien`", "label = O'Brien", "label = 'O'Brien'"])
+def test_hint_doubles_quotes_in_text(text: str) -> None:
+    with pytest.raises(UnimetricError) as caught:
+        parse(text, TYPES)
+    found = re.search(r"'O.*'", caught.value.hint)
+    assert found and parse(f"label = {found[0]}", TYPES) == Comparison("label", "=", "O'Brien")
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60) | st.text(alphabet="label=size'\"()<>!-;*/ andornt0123%_", max_size=60))
 def test_parse_returns_a_filter_or_an_error(text: str) -> None:
@@ -122,6 +130,8 @@ def test_dictionaries_are_filters() -> None:
     for wrong in ({"label": b"x"}, {"price": {"~": 1}}, {"price": float("nan")}, {"price": {"in": 3}}, {"label": {"is null": 1}}):
         with pytest.raises(UnimetricError):
             from_dict(wrong)
+    with pytest.raises(UnimetricError, match="unknown column `5`"):
+        check(from_dict({5: 1}), TYPES)
     with pytest.raises(UnimetricError, match="unknown column `lable`"):
         mask(from_dict({"lable": "boot"}), {"label": ["boot"]})
 

@@ -32,6 +32,7 @@ from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
+from unimetric.stores._points import check_count
 from unimetric.stores._where import Filter, Where, read_filter
 
 #: Attempts of a search while another program deletes images.
@@ -248,8 +249,7 @@ class Index:
             )
         if not np.isfinite(vectors).all() or not vectors.any(1).all():
             raise UnimetricError("query vectors must be finite and not zero", "embed an image that is not uniform")
-        if k < 1:
-            raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
+        check_count(k)
         filter_ = self.find(where)
         points = self.place(vectors)
         placement = self.facts.placement
@@ -276,7 +276,8 @@ class Index:
         """
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
         queries = list(images) if several else [images]
-        self.find(where)  # a wrong filter is reported before the model is loaded
+        self.find(where)  # wrong arguments are reported before the model is loaded
+        check_count(k)
         if not queries:
             return []
         k = min(k, max(len(self), 1))  # the arrays of a search have k columns

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from unimetric.arguments import Count, requirement
 from unimetric.errors import NotFound, UnimetricError
 from unimetric.stores._where import column_type, is_plain_text
 
@@ -97,9 +98,15 @@ def check_queries(queries: Any, k: int, dim: int) -> Float[np.ndarray, "Q D"]:
 
     A wrong vector or number of neighbors is an error.
     """
-    if k < 1:
-        raise UnimetricError(f"`k` must be at least 1, got {k}", "use `k=10`")
+    check_count(k)
     return check_vectors(queries, dim)
+
+
+def check_count(k: Any) -> None:
+    """Raise an error if a search cannot return this number of neighbors."""
+    problem = requirement(Count, k)
+    if problem:
+        raise UnimetricError(f"`k` must be {problem}, got {k!r}", "use `k=10`")
 
 
 def check_name(name: str) -> None:

@@ -167,7 +167,8 @@ def parse(text: str, columns: Mapping[str, type]) -> Where:
     try:
         statements = sqlglot.parse(text)
     except (sqlglot.errors.SqlglotError, RecursionError, ValueError, TypeError, AttributeError, IndexError, KeyError):
-        raise UnimetricError(f"cannot read the filter `{text[:200]}`", _HINT) from None
+        hint = "close all quotes, and double those in text: `label = 'O''Brien'`" if text.count("'") % 2 else _HINT
+        raise UnimetricError(f"cannot read the filter `{text[:200]}`", hint) from None
     if len(statements) != 1 or statements[0] is None:
         raise UnimetricError(f"a filter must be one condition, got `{text[:200]}`", _HINT)
     try:
@@ -267,7 +268,8 @@ def _value(node: Any) -> Any:
     if name == "Neg" and _name(node.this) == "Literal" and not node.this.is_string:
         return -_value(node.this)
     if name == "Column":
-        raise UnimetricError(f"`{node.sql()[:200]}` is a column, not a value", f"write text in single quotes: `'{node.name[:200]}'`")
+        text = node.name[:200].replace("'", "''")
+        raise UnimetricError(f"`{node.sql()[:200]}` is a column, not a value", f"write text in single quotes: `'{text}'`")
     if name != "Literal":
         _reject(node)
     if node.is_string:
@@ -315,7 +317,7 @@ def check(where: Where, columns: Mapping[str, type]) -> Where:
         return type(where)(tuple(check(part, columns) for part in where.parts))
     assert isinstance(where, Comparison)
     if where.column not in columns:
-        raise UnimetricError(f"unknown column `{where.column}`", closest(where.column, columns) or "this index has no columns")
+        raise UnimetricError(f"unknown column `{where.column}`", closest(str(where.column), columns) or "this index has no columns")
     held = columns[where.column]
     values = where.value if isinstance(where.value, tuple) else (where.value,)
     for value in values if where.operator != "is null" else ():
