@@ -224,6 +224,11 @@ def test_token_and_empty_index(index: Path, live: Callable[..., str], opened: Ca
     wait_for(lambda: page.evaluate("Boolean(state.map)"))
 
 
+def test_address_with_a_bare_percent_sign(index: Path, live: Callable[..., str], opened: Callable[..., Any]) -> None:
+    page = opened(live(index) + "/#id=100%.png")
+    wait_for(lambda: "Unknown id `100%.png`" in page.locator("#message").inner_text())
+
+
 def test_docs_page(index: Path, live: Callable[..., str], opened: Callable[..., Any]) -> None:
     page = opened(live(index) + "/docs")
     wait_for(lambda: page.locator("h2").count() > 6)

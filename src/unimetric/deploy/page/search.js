@@ -113,7 +113,10 @@ function useId(id, remember = true) {
 
 function fromAddress() {
   const found = location.hash.match(/^#id=(.*)$/);
-  if (found) useId(decodeURIComponent(found[1]), false);
+  if (!found) return;
+  let id = found[1];
+  try { id = decodeURIComponent(id); } catch { /* typed by hand, such as 100%.png */ }
+  useId(id, false);
 }
 
 let running = null;
