@@ -56,7 +56,7 @@ def test_each_training_image_is_calibrated_once(scene: Path, tmp_path: Path) -> 
 
 def test_calibrate_chooses_on_validation_classes(copy, capsys, monkeypatch) -> None:
     code, out, err = run(capsys, monkeypatch, "calibrate", str(copy), "--fpr", "0.1", "--draws", "50")
-    assert code == 0, err
+    assert code == 0 and "warning" not in out + err, err
     found = json.loads((copy / "calibration.json").read_text())
     assert (copy / "calibration.png").read_bytes()[1:4] == b"PNG"
     spaces = embed_parts(copy)
@@ -104,6 +104,24 @@ def test_evaluate_prints_how_far_off_the_threshold_is(copy, capsys, monkeypatch)
     (copy / "calibration.json").write_text("{}")
     code, _, err = run(capsys, monkeypatch, "evaluate", str(copy))
     assert code == 2 and "calibration.json: unreadable" in err
+
+
+def test_calibrate_warns_of_copies_in_several_classes(scene, tmp_path, capsys, monkeypatch) -> None:
+    for label in range(12):
+        (tmp_path / "photos" / f"{label}").mkdir(parents=True)
+        for number in range(2):
+            shutil.copy(scene / "0_0.png", tmp_path / "photos" / f"{label}" / f"copy_{number}.png")
+            shutil.copy(scene / f"{label}_{number}.png", tmp_path / "photos" / f"{label}")
+    split = "split=standard(validation=0.4)"
+    settings = [f"dataset=folder(root='{tmp_path / 'photos'}')", "transform=base(size=32, resize=36)", "backbone=small(channels=8)", split]
+    settings += ["head=linear(dim=8)", "batch_size=8", "epochs=1", "logger=none", "workers=0", "device=cpu"]
+    assert run(capsys, monkeypatch, "train", *settings, "--out", str(tmp_path / "run"))[0] == 0
+    words = ["index", str(tmp_path / "run"), str(tmp_path / "photos"), "--labels", "--out", str(tmp_path / "my.index"), "--workers", "0"]
+    assert run(capsys, monkeypatch, *words)[0] == 0
+    warning = "warning: the threshold accepts almost nothing, because over 1.00% of the pairs of two classes have equal embeddings"
+    for folder in ("run", "my.index"):
+        code, out, err = run(capsys, monkeypatch, "calibrate", str(tmp_path / folder), "--fpr", "0.01", "--draws", "20")
+        assert code == 0 and warning in out + err
 
 
 def test_calibrate_rejects_what_it_cannot_use(scene, copy, capsys, monkeypatch) -> None:

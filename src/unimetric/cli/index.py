@@ -198,9 +198,25 @@ def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: d
     spread = f"{format_interval(interval)} over {classes:,} classes" if interval else f"no interval of {classes} classes; it needs {FEWEST}"
     print(f"threshold {result['threshold']:.4f}   {spread}   score: {result['score']}")
     print(f"missed pairs of one class {result['fnr']:.4f}   {format_interval(result['fnr_interval'])}".rstrip())
+    if warning := warn_of_copies(result, result["fnr"]):
+        print(f"{warning}; find them with: unimetric audit {quote(str(path))}")
     print(f"see {path / THRESHOLDS}; `search` marks scores above the threshold as known")
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
     """Return an interval in brackets, or nothing if there is none."""
     return f"[{ends[0]:.4f}, {ends[1]:.4f}]" if ends else ""
+
+
+def warn_of_copies(result: dict[str, Any], fnr: float) -> str:
+    """Return a warning about a threshold that accepts almost nothing, or "".
+
+    Args:
+        result: Result of a calibration.
+        fnr: Fraction of the pairs of one class that it rejects.
+    """
+    if fnr < 0.99:
+        return ""
+    equal = result["score"] == "cosine" and result["threshold"] > 1 - 1e-6  # the cosine of equal embeddings is 1 up to rounding
+    what = "have equal embeddings, as copies of an image do" if equal else "are as similar"
+    return f"warning: the threshold accepts almost nothing, because over {result['fpr']:.2%} of the pairs of two classes {what}"

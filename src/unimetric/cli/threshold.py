@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unimetric.cli.index import calibrate_stored, format_interval, is_index
+from unimetric.cli.index import calibrate_stored, format_interval, is_index, warn_of_copies
 from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError
 
@@ -58,6 +58,8 @@ def calibrate(
             if result[key]["fpr_interval"] is None:
                 count = result[key]["classes"]
                 display.line(f"{name}: no intervals, which would be too narrow; at least {FEWEST} classes are needed, got {count}")
+        if warning := warn_of_copies(result, result["validation"]["fnr"]):
+            display.line(warning)
         file = run / FILE if out is None else out
         display.line(f"see {file} and {file.with_suffix('.png')}")
 
