@@ -105,6 +105,7 @@ def test_csv_keeps_every_digit_of_integers(tmp_path: Path) -> None:
     [
         ("name\na.png\n", "no column `path`"),
         ("path,a,a\nx.png,1,2\n", "different names"),
+        (",path\n0,x.png\n", "column 1 has no name"),
         ("path,a\nx.png,1,2\n", "line 2: more values than columns"),
         ('path,a\nx.png,1\ny.png,"2\nz.png,3\n', "line 3: unexpected end of data"),
         ("path,a\n,1\n", "line 2: the path is missing"),

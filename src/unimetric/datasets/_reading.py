@@ -127,7 +127,10 @@ def _check_names(source: str, names: list[str], needed: tuple[str, ...], hint: s
     for column in needed:
         if column not in names:
             raise UnimetricError(f"`{source}` has no column `{column}`", hint)
-    if len(set(names)) < len(names) or "" in names:
+    if "" in names:
+        hint = "name it, or remove it: pandas writes its index with `to_csv(file)`, and leaves it out with `to_csv(file, index=False)`"
+        raise UnimetricError(f"`{source}`: column {names.index('') + 1} has no name", hint)
+    if len(set(names)) < len(names):
         raise UnimetricError(f"`{source}`: its columns must have different names", "rename them")
 
 
