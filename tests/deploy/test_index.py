@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -919,6 +920,18 @@ def test_commands_report_mistakes_in_a_sentence(run: Path, index: Index, images:
     assert isinstance(shown.exception, UnimetricError) and shown.exception.hint
     assert any(each in shown.exception.message for each in problem.split("|")), shown.exception
     assert Facts.read(index.path) == before
+
+
+@pytest.mark.parametrize(
+    "words", ["search INDEX QUERY", "evaluate INDEX", "calibrate INDEX", "audit INDEX --out PAGE", "watch INDEX IMAGES"]
+)
+def test_commands_reject_an_incomplete_build(index: Index, images: Path, tmp_path: Path, words: str) -> None:
+    path = index.path
+    replace(Facts.read(path), state="building").write(path)
+    names = {"INDEX": path, "QUERY": next(images.rglob("*.png")), "IMAGES": images, "PAGE": tmp_path / "audit.html"}
+    shown = CliRunner().invoke(app, [str(names.get(word, word)) for word in words.split()])
+    assert isinstance(shown.exception, UnimetricError) and "its build is not complete" in shown.exception.message
+    assert not (path / "thresholds.json").exists() and not (tmp_path / "audit.html").exists()
 
 
 # --- exported files ----------------------------------------------------------------------------------------------------

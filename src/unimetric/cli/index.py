@@ -125,9 +125,7 @@ def search(
     with importing():
         from unimetric.deploy.index import Index
 
-    with Index.open(folder, device=device) as opened:
-        if opened.facts.state == "building":
-            raise UnimetricError(f"{folder}: its build is not complete", "run the same `unimetric index` command to resume it")
+    with Index.open(folder, device=device).check_complete() as opened:
         for start in range(0, len(images), 256):  # bounded memory for any number of queries
             some = images[start : start + 256]
             for name, hits in zip(some, opened.search(some, k, where or None), strict=True):
@@ -174,7 +172,7 @@ def evaluate_stored(
     from unimetric.runs.display import Display
 
     _reject_others(path, others)
-    with Display() as display, Index.open(path, device="cpu") as opened:
+    with Display() as display, Index.open(path, device="cpu").check_complete() as opened:
         progress = partial(display.step, "searching")
         cluster = _read_cluster(ray, None, gpus, 1.0, "")
         found = evaluate_index(opened, metrics=metrics, level=level, progress=progress, cluster=cluster)
@@ -192,7 +190,7 @@ def calibrate_stored(path: Path, fpr: float, level: float, draws: int, others: d
     from unimetric.geometry.pair_scores import FEWEST
 
     _reject_others(path, others)
-    with Index.open(path, device="cpu") as opened:
+    with Index.open(path, device="cpu").check_complete() as opened:
         result = calibrate_index(opened, fpr=fpr, level=level, draws=draws)
     interval, classes = result["threshold_interval"], result["classes"]
     spread = f"{format_interval(interval)} over {classes:,} classes" if interval else f"no interval of {classes} classes; it needs {FEWEST}"

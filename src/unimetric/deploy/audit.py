@@ -66,7 +66,7 @@ def audit(
     for text in audits:
         bind_arguments("audits", text)  # a wrong name or argument is reported before anything is read
     check_writable(out)
-    with Index.open(path) as index:
+    with Index.open(path).check_complete() as index:
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
         audits = _without_labels(index, audits) if label not in index.columns else audits
         found = {text: create("audits", text, gallery=gallery) for text in audits}

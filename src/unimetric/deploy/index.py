@@ -122,6 +122,12 @@ class Index:
         """
         return cls(path, device=device)
 
+    def check_complete(self) -> Index:
+        """Return this index, or raise an error if its first build was interrupted. An index that was being updated is whole."""
+        if self.facts.state == "building":
+            raise UnimetricError(f"{self.path}: its build is not complete", "run the same `unimetric index` command to resume it")
+        return self
+
     def update(self, source: str | Path | None = None, **options: Any) -> dict[str, int]:
         """Read new and changed images of a source, and remove deleted ones.
 

@@ -162,9 +162,7 @@ class Server:
     def __init__(self, path: str | Path, options: Options) -> None:
         self.path, self.options, self.metrics = Path(path), options, Metrics()
         share_heap()
-        index = Index.open(self.path, device=options.device)
-        if index.facts.state == "building":  # during an update, and after a killed one, the store is whole
-            raise UnimetricError(f"{path}: its build is not complete", "run the same `unimetric index` command to resume it")
+        index = Index.open(self.path, device=options.device).check_complete()
         self.gallery = Gallery(index)
         self.feedback = None if options.feedback is None else Feedback(options.feedback)
         if self.feedback is not None:

@@ -62,7 +62,7 @@ def watch(
         measured by distance, and `measured` if queries have labels. `queries` and `gallery` are the numbers of images in the distance,
         at most half as many queries as gallery images; `readable` is the number of all readable queries.
     """
-    with Index.open(path, device=device) as index:
+    with Index.open(path, device=device).check_complete() as index:
         raw, paths, labels, problem = _embed(index, queries, progress)
         if len(raw) < _FEWEST:
             message = f"{queries}: a distance needs at least {_FEWEST} readable images, got {len(raw)}{problem}"
