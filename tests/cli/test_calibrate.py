@@ -118,7 +118,7 @@ def test_calibrate_warns_of_copies_in_several_classes(scene, tmp_path, capsys, m
     assert run(capsys, monkeypatch, "train", *settings, "--out", str(tmp_path / "run"))[0] == 0
     words = ["index", str(tmp_path / "run"), str(tmp_path / "photos"), "--labels", "--out", str(tmp_path / "my.index"), "--workers", "0"]
     assert run(capsys, monkeypatch, *words)[0] == 0
-    warning = "warning: the threshold accepts almost nothing, because over 1.00% of the pairs of two classes have equal embeddings"
+    warning = "warning: the threshold accepts almost nothing, because over 1 % of the pairs of two classes have equal embeddings"
     for folder in ("run", "my.index"):
         code, out, err = run(capsys, monkeypatch, "calibrate", str(tmp_path / folder), "--fpr", "0.01", "--draws", "20")
         assert code == 0 and warning in out + err

@@ -613,6 +613,9 @@ def test_out_rejects_folder(refused, pictures: Path, tmp_path: Path, monkeypatch
     refused("evaluate", "a.npz", "--out", ".", says=".: is a folder")
     refused("evaluate", "small", "--save", ".", says=".: is a folder")
     refused("pack", f"folder(root='{pictures}')", "--out", ".", says=".: is a folder")
+    refused("calibrate", "run", "--out", ".", says=".: is a folder")
+    refused("audit", "my.index", "--out", ".", says=".: is a folder")
+    refused("export", "run", "--to", "onnx", "--out", ".", says=".: is a folder")
 
 
 def test_file_names_may_not_be_utf8(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,4 +217,4 @@ def warn_of_copies(result: dict[str, Any], fnr: float) -> str:
         return ""
     equal = result["score"] == "cosine" and result["threshold"] > 1 - 1e-6  # the cosine of equal embeddings is 1 up to rounding
     what = "have equal embeddings, as copies of an image do" if equal else "are as similar"
-    return f"warning: the threshold accepts almost nothing, because over {result['fpr']:.2%} of the pairs of two classes {what}"
+    return f"warning: the threshold accepts almost nothing, because over {100 * result['fpr']:.3g} % of the pairs of two classes {what}"

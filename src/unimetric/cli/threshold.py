@@ -36,9 +36,9 @@ def calibrate(
     from unimetric.geometry.pair_scores import FEWEST
     from unimetric.runs.display import Display
 
+    check_outputs(out)
     if out is not None and out.suffix != ".json":
         raise UnimetricError(f"`--out` must be a .json file, got {out}", f"use `--out {out.with_suffix('.json')}`")
-    check_outputs(out)
     overrides = read_overrides(settings, calibrate)
     if is_index(run):
         calibrate_stored(run, fpr, level, draws, {"settings": overrides, "--out": out})

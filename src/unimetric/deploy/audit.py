@@ -59,13 +59,13 @@ def audit(
         The findings of each audit. Without labels, those audits that need them are left out.
     """
     out = Path(out)
+    check_writable(out)
     if out.suffix != ".html":
         raise UnimetricError(f"`--out` must end in .html, got {out}", f"use `--out {out.with_suffix('.html')}`")
     if not audits:
         raise UnimetricError("at least one audit is required", f"choose from {', '.join(AUDITS)}")
     for text in audits:
         bind_arguments("audits", text)  # a wrong name or argument is reported before anything is read
-    check_writable(out)
     with Index.open(path).check_complete() as index:
         gallery, total = read_gallery(index, label=label, progress=progress or (lambda name, done, all_: None))
         audits = _without_labels(index, audits) if label not in index.columns else audits

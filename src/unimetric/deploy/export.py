@@ -158,6 +158,8 @@ def export_as(
 
 def _check_target(out: Path, suffix: str) -> None:
     """Raise an error unless a format can write its output there."""
+    if suffix:
+        check_writable(out)
     if suffix and out.suffix != suffix:
         raise UnimetricError(f"`--out` must be a {suffix} file, got {out}", f"use `--out {out.with_suffix(suffix).name}`")
     if suffix and out.exists():
