@@ -32,7 +32,10 @@ OLD_NAMES = {
 
 
 class Command(TyperCommand):
-    """Command that accepts old names of its options and `file://` URLs, and names a run's settings in its help."""
+    """Command that accepts old names of its options and `file://` URLs.
+
+    Its help names the settings of a run.
+    """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Add the names of all settings to the help of a command that takes them."""
@@ -43,7 +46,7 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Replace earlier names and `file://` URLs before the arguments are parsed, and reject other URLs where a path is required."""
+        """Replace earlier names and `file://` URLs, and reject other URLs as paths."""
         known = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         for index, word in enumerate(args):
             if word == "--":
@@ -69,7 +72,10 @@ def _use_local_path(word: str) -> str:
 
 
 def _check_local(parameter: Any, value: Any) -> None:
-    """Raise an error for a path that was a URL, such as `s3:/bucket/run`. It would be a folder `s3:` in the working directory."""
+    """Raise an error for a path that was a URL, such as `s3:/bucket/run`.
+
+    It would be below a folder `s3:` in the working directory.
+    """
     for path in value if isinstance(value, list | tuple) else [value]:
         found = re.match(r"(\w{2,}):/", path.as_posix()) if isinstance(path, Path) else None
         if found:

@@ -123,7 +123,10 @@ class Index:
         return cls(path, device=device)
 
     def check_complete(self) -> Index:
-        """Return this index, or raise an error if its first build was interrupted. An index that was being updated is whole."""
+        """Return this index, or raise an error if its first build was interrupted.
+
+        During an update, and after one that was killed, an index is whole.
+        """
         if self.facts.state == "building":
             raise UnimetricError(f"{self.path}: its build is not complete", "run the same `unimetric index` command to resume it")
         return self
