@@ -4,7 +4,7 @@
 
     {{ table: NAME }}                                a table with its caption
     {{ cell: TABLE > ROW > COLUMN }}                 one value of a table
-    {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and their number
+    {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and its interval
     {{ difference: TABLE > COLUMN > COLUMN }}        mean of the second column minus the first, its standard error, and the number of rows
     {{ verdict: TABLE > COLUMN > A over B, C ; G }}  verdict and evidence: whether row A exceeds rows B and C; A - B is G in the paper
     {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
@@ -16,6 +16,7 @@ import csv
 import inspect
 import io
 import json
+import math
 import re
 import statistics
 import tomllib
@@ -167,9 +168,14 @@ class Results:
         return self.cell(table, rows[label], self.find("column", head, table))
 
     def as_correlation(self, name: str, first: str, second: str) -> str:
-        """Format Pearson's correlation of two columns and the number of rows that have both."""
+        """Format Pearson's correlation of two columns, the number of rows that have both, and Fisher's interval for more than three."""
         points = self.points(self.find("table", name), first, second)
-        return f"{statistics.correlation(*zip(*points.values(), strict=True)):.2f} ({len(points)} rows)"
+        found = statistics.correlation(*zip(*points.values(), strict=True))
+        interval = ""
+        if len(points) > 3:
+            half = 1.96 / math.sqrt(len(points) - 3)
+            interval = ", 95 % interval {:.2f} to {:.2f}".format(*(math.tanh(math.atanh(found) + end) for end in (-half, half)))
+        return f"{found:.2f} ({len(points)} rows{interval})"
 
     def as_difference(self, name: str, first: str, second: str) -> str:
         """Format the mean difference of two columns, its standard error over the rows with both, and the number of these rows."""

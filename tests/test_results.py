@@ -347,6 +347,11 @@ def test_correlation_and_points_have_the_rows_with_both_values(tmp_path: Path) -
     found = results(tmp_path, tables + "[figure.f]\ntable = 't'\npoints = { x = 'decay', y = 'best' }\n", RUNS)
     assert found.fill("{{ correlation: t > best > decay }}") == "-1.00 (2 rows)"
     assert found.points(found.tables["t"], "decay", "best").keys() == {"three", "two"}
+    # The four rows below correlate by 0.8: Fisher's interval is tanh(atanh(0.8) +- 1.96).
+    rows = "".join(f'{{ label = "{x}", x = "{x}", y = "{y}" }},\n' for x, y in ((1, 1), (2, 3), (3, 2), (4, 4)))
+    columns = ", ".join(f'{{ head = "{name}", text = "{name}", scale = 1 }}' for name in "xy")
+    four = results(tmp_path, f"[table.u]\nbest = 'x'\ncolumns = [{columns}]\nrows = [{rows}]\n", RUNS)
+    assert four.fill("{{ correlation: u > x > y }}") == "0.80 (4 rows, 95 % interval -0.70 to 1.00)"
     found.draw(tmp_path)
     assert (tmp_path / "f.png").stat().st_size > 0
 
