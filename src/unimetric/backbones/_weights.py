@@ -54,7 +54,7 @@ def read_weights(path: str, *, backbone: str = "") -> dict[str, Tensor]:
     return state
 
 
-def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: tuple[str, ...] = (), layout: str = "") -> None:
+def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, layout: str = "") -> None:
     """Load weights by name. Every parameter must be present with the right shape.
 
     Extra weights, such as those of a classifier, are ignored.
@@ -63,7 +63,6 @@ def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: t
         network: Network to fill.
         state: Weights, by name.
         path: Path of the file, for the error message.
-        may_lack: Prefixes of parameters that may be missing.
         layout: Recognized layout of the file, for the error message.
     """
     own = network.state_dict()
@@ -73,7 +72,7 @@ def fill(network: nn.Module, state: dict[str, Tensor], path: str, *, may_lack: t
         if key in state:
             if state[key].shape != value.shape:
                 wrong.append(f"`{key}` is {tuple(state[key].shape)}, not {tuple(value.shape)}")
-        elif not key.endswith("num_batches_tracked") and not key.startswith(may_lack):
+        elif not key.endswith("num_batches_tracked"):
             lacking.append(f"`{key}`")
     problems: list[str] = []
     if lacking:
