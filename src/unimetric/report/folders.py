@@ -93,7 +93,12 @@ class Record:
     @cached_property
     def shift(self) -> float:
         """Frechet distance of the split in its file, or NaN."""
-        return float(self.gallery["shift"]) if self.gallery else distance_of(str(self.settings.get("split", "standard")))
+        return float(self.gallery["shift"]) if self.gallery else distance_of(self.split)
+
+    @property
+    def split(self) -> str:
+        """Split of the run."""
+        return str(self.settings.get("split", "standard"))
 
     @property
     def dataset(self) -> str:

@@ -15,7 +15,7 @@ from unimetric.analysis.curves import ags, t_interval
 from unimetric.config import NO_RESULT, RunConfig, split_metric
 from unimetric.errors import UnimetricError
 from unimetric.report.folders import Record
-from unimetric.report.published import read_papers
+from unimetric.report.published import paper_distance
 from unimetric.spec import declaration, parse
 
 #: Settings that do not define a method: the execution of a run and its precision.
@@ -42,7 +42,7 @@ class Method:
     @property
     def task(self) -> tuple[str, str]:
         """Dataset and split. Methods are compared within one task."""
-        return self.runs[0].dataset, str(self.runs[0].settings.get("split", "standard"))
+        return self.runs[0].dataset, self.runs[0].split
 
     def mean(self, metric: str) -> float:
         """Return the mean over the runs."""
@@ -257,11 +257,14 @@ def shift_of(run: Record) -> float:
     """
     if not math.isnan(run.shift):
         return run.shift
-    split = str(run.settings.get("split", ""))
+    return paper_distance(run.dataset.partition("(")[0], _published_number(run))
+
+
+def _published_number(run: Record) -> int:
+    """Return the number of a run's split in the files of ooDML, or 0."""
     # The splits of `ood` are not those of the paper.
-    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
-    distances = read_papers()["fid"].get(run.dataset.partition("(")[0], [])
-    return float(distances[int(number[1]) - 1]) if number and 0 < int(number[1]) <= len(distances) else math.nan
+    number = re.match(r"published\(.*?\bsplit\s*=\s*(\d+)", run.split, re.DOTALL)
+    return int(number[1]) if number else 0
 
 
 def shifts(found: list[Method], metric: str) -> list[dict[str, Any]]:
@@ -363,8 +366,7 @@ def is_default_split(run: Record) -> bool:
     """Return whether a run has the default split of its dataset."""
     if "default" in run.gallery:
         return bool(run.gallery["default"])
-    split = str(run.settings.get("split", "standard"))
-    number = re.search(r"\bsplit\s*=\s*(\d+)", split) if split.startswith("published(") else None
+    number = _published_number(run)
     if number:
-        return _DEFAULT_SPLITS.get(run.dataset.partition("(")[0]) == int(number[1])
-    return split.startswith("standard")
+        return _DEFAULT_SPLITS.get(run.dataset.partition("(")[0]) == number
+    return run.split.startswith("standard")

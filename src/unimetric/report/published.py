@@ -43,6 +43,12 @@ def read_papers() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
 
 
+def paper_distance(dataset: str, number: int) -> float:
+    """Return the Frechet distance that the paper has for a split of ooDML, or NaN."""
+    distances = read_papers()["fid"].get(dataset, [])
+    return float(distances[number - 1]) if 0 < number <= len(distances) else math.nan
+
+
 @dataclass(frozen=True)
 class Published:
     """A value from a paper.
@@ -128,7 +134,7 @@ def _is_method(run: Record, when: dict[str, Any]) -> bool:
     for key in ("backbone", "head"):
         if key in when and _architecture(str(settings.get(key, ""))) != _architecture(when[key]):
             return False
-    return _split_number(str(settings.get("split", "standard"))) == _split_number(when.get("split", "standard"))
+    return _split_number(run.split) == _split_number(when.get("split", "standard"))
 
 
 @cache
@@ -215,11 +221,10 @@ def _for_row(settings: dict[str, Any], when: dict[str, Any]) -> dict[str, Any]:
 
 def _split_difference(run: Record, when: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence if the split is not known to be the authors' one."""
-    number = _split_number(str(run.settings.get("split", "standard")))
+    number = _split_number(run.split)
     if not isinstance(number, int):
         return
-    distances = read_papers()["fid"].get(parts(when["dataset"])[0], [])
-    theirs = distances[number - 1] if 0 < number <= len(distances) else math.nan
+    theirs = paper_distance(parts(when["dataset"])[0], number)
     if math.isnan(run.shift):
         yield "split from a file without a Frechet distance, which may not be the authors' one"
     elif not abs(run.shift - theirs) <= 0.06:  # the paper has one decimal
