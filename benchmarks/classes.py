@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from _alone import run_alone
 from _machine import Stolen, processor
-from losses import peak, synchronize
+from _timing import synchronize
+from losses import peak
 
 from unimetric.geometry.space import Space
 from unimetric.metrics import measure as compute_metrics

@@ -21,11 +21,11 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from _timing import milliseconds
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -96,20 +96,6 @@ def both_ways(form: Any, tokens: Tensor, precision: str) -> Any:
         (first.float().square().sum() + second.float().square().sum()).backward()
 
     return step
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def milliseconds(step: Any, device: str, repeats: int) -> float:
-    synchronize(device)
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    synchronize(device)
-    return 1000 * (time.perf_counter() - begun) / repeats
 
 
 def resident(key: str) -> float:

@@ -31,11 +31,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from _machine import Stolen, processor
+from _timing import milliseconds
 
 from unimetric.geometry import Triplets, compare
 from unimetric.spec import create, find, names
@@ -376,17 +378,7 @@ def bare_products(loss: torch.nn.Module, classes: int, embeddings: torch.Tensor)
 
 def timed(step: Callable[..., None], *inputs: torch.Tensor, count: int = 1) -> float:
     """Return the seconds per step, as the mean of consecutive steps."""
-    synchronize(inputs[0].device)
-    start = time.perf_counter()
-    for _ in range(count):
-        step(*inputs)
-    synchronize(inputs[0].device)
-    return (time.perf_counter() - start) / count
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    return milliseconds(partial(step, *inputs), inputs[0].device, count) / 1000
 
 
 def peak(step: Callable[..., None], *inputs: torch.Tensor) -> tuple[float, float]:

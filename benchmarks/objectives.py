@@ -18,13 +18,14 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from _pack import made_up_pack, noise
+from _timing import milliseconds
 
 from unimetric.config import load
 from unimetric.runs.device import open_fabric
@@ -58,21 +59,6 @@ def training(state: TrainingState) -> Iterator[torch.Tensor]:
         state.begin_epoch(epoch)
         for _, batch in batches(state, epoch):
             yield take_step(state, batch, 0.0)[0]
-
-
-def milliseconds(steps: Iterator[torch.Tensor], count: int, device: torch.device) -> float:
-    """Return milliseconds per step if the host may run ahead of the device, as in training."""
-    wait(device)
-    begun = time.perf_counter()
-    for _ in range(count):
-        next(steps)
-    wait(device)
-    return 1000 * (time.perf_counter() - begun) / count
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -115,16 +101,16 @@ def main() -> None:
             fabric = open_fabric(config)
             before = torch.cuda.memory_allocated() if cuda else 0
             runs[name] = training(state := build_training_state(config, fabric, display))
-            milliseconds(runs[name], 5, device)
+            milliseconds(partial(next, runs[name]), device, 5)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
-                milliseconds(runs[name], 10, device)
+                milliseconds(partial(next, runs[name]), device, 10)
                 pixels = getattr(state.loader, "pixels", None)
                 own = pixels.numel() * pixels.element_size() if isinstance(pixels, torch.Tensor) else 0
                 memory[name] = (torch.cuda.max_memory_allocated() - before - own) / MIB
         for _ in range(options.rounds):  # alternate, because the speed of the machine changes
             for name, steps in runs.items():
-                times.setdefault(name, []).append(milliseconds(steps, options.steps, device))
+                times.setdefault(name, []).append(milliseconds(partial(next, steps), device, options.steps))
 
     where = torch.cuda.get_device_name() if cuda else "cpu"
     print(f"{options.network}, batch {options.batch}, {where}" + (", compiled" if options.compile else ""))

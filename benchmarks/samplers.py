@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.linalg
 import torch
+from _timing import synchronize
 from scipy.spatial.distance import pdist
 from scipy.stats import wasserstein_distance
 
@@ -90,12 +91,10 @@ def reference(
 
 def timed(call: Callable[[], object], device: str) -> tuple[float, float, object]:
     """Return the wall time and the processor time in milliseconds, and the result."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     start, processor = time.perf_counter(), time.process_time()
     result = call()
-    if device == "cuda":
-        torch.cuda.synchronize()  # a batch is returned at once while the next one is computed; include that time
+    synchronize(device)  # a batch is returned at once while the next one is computed; include that time
     return (time.perf_counter() - start) * 1e3, (time.process_time() - processor) * 1e3, result
 
 

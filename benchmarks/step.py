@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from _pack import made_up_pack, noise
+from _timing import milliseconds, synchronize
 
 from unimetric.config import load
 from unimetric.images.loading import View
@@ -38,12 +39,7 @@ GPU = {
 CPU = {"small network, batch 112": dict(backbone="small", transform="glyphs", batch_size=112)}
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def milliseconds(function, device: torch.device, repeats: int) -> float:
+def median_milliseconds(function, device: torch.device, repeats: int) -> float:
     for _ in range(3):
         function()
     synchronize(device)
@@ -57,15 +53,10 @@ def milliseconds(function, device: torch.device, repeats: int) -> float:
 
 
 def back_to_back(function, device: torch.device, repeats: int) -> float:
-    """Return milliseconds per call if the host may run ahead of the device, as in training."""
+    """Return milliseconds per call after a warm-up."""
     for _ in range(5):
         function()
-    synchronize(device)
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    synchronize(device)
-    return 1000 * (time.perf_counter() - begun) / repeats
+    return milliseconds(function, device, repeats)
 
 
 def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int, compile: bool) -> dict[str, float]:
@@ -112,7 +103,7 @@ def measure(name: str, settings: dict, folder: Path, *, rounds: int, steps: int,
         lines = [json.loads(line) for line in (folder / f"{name}{round_}" / "metrics.jsonl").read_text().splitlines()]
         run_times += [1000 * line["seconds"] / len(stage.sampler) for line in lines[1:]]
     bare_ms, run_ms = statistics.median(bare_times), statistics.median(run_times)
-    shares = {part: milliseconds(function, device, 20) for part, function in parts.items()}
+    shares = {part: median_milliseconds(function, device, 20) for part, function in parts.items()}
     print(f"\n{name} on {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}" + (", compiled" if compile else ""))
     print(f"  bare step       {bare_ms:8.2f} ms  {1000 * batch / bare_ms:8,.0f} images/s   (rounds: {[round(t, 2) for t in bare_times]})")
     print(f"  end to end      {run_ms:8.2f} ms  {1000 * batch / run_ms:8,.0f} images/s   ratio {bare_ms / run_ms:.3f}")

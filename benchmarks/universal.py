@@ -15,10 +15,10 @@ import argparse
 import gc
 import json
 import statistics
-import time
 from pathlib import Path
 
 import torch
+from _timing import milliseconds
 
 from unimetric.adapters import _vit
 from unimetric.config import load
@@ -98,18 +98,6 @@ class Case:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             self.loss()
         return sum(size for size, _ in held.values()) / 2**20
-
-
-def milliseconds(function, device: torch.device, repeats: int) -> float:
-    """Return milliseconds per call if the host may run ahead of the device, as in training."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - begun) / repeats
 
 
 def main() -> None:
