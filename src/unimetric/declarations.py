@@ -154,6 +154,12 @@ def defined(module: str, name: str) -> Declaration | None:
     return None
 
 
+@functools.cache
+def _constants(module: str) -> dict[str, ast.expr]:
+    """Return the values that a module assigns to names."""
+    return {name: value for statement in _tree(module).body for name, value in _assigned(statement)}
+
+
 def _assigned(statement: ast.stmt) -> list[tuple[str, ast.expr]]:
     """Return the names and values of an assignment to one name each."""
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
@@ -208,9 +214,8 @@ def _value(node: ast.expr, module: str) -> Any:
 
     It may consist of literals, arithmetic, `Range` and constants of the module.
     """
-    constants = {name: value for statement in _tree(module).body for name, value in _assigned(statement)}
-    used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    known = _KNOWN | {name: _value(constants[name], module) for name in used if name in constants}
+    used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & _constants(module).keys()
+    known = _KNOWN | {name: _value(_constants(module)[name], module) for name in used}
     return eval(compile(ast.Expression(node), module, "eval"), {"__builtins__": {}}, known)
 
 
@@ -223,9 +228,8 @@ def _annotation(node: ast.expr, module: str) -> Any:
     if isinstance(node, ast.Subscript):
         return _generic(_annotation(node.value, module), node.slice, module)
     if isinstance(node, ast.Name):
-        aliases = {name: value for statement in _tree(module).body for name, value in _assigned(statement)}
-        if node.id in aliases:
-            return _annotation(aliases[node.id], module)
+        if node.id in _constants(module):
+            return _annotation(_constants(module)[node.id], module)
         return _KNOWN[node.id] if node.id in _KNOWN else type(node.id, (), {})
     return type(node.attr, (), {}) if isinstance(node, ast.Attribute) else Any
 

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from unimetric.arguments import checked
+from unimetric.arguments import Function, checked
 from unimetric.errors import UnimetricError
 from unimetric.geometry import Pairs, Triplets, as_indices, compare, upcast_half
 from unimetric.geometry.space import Space
@@ -614,9 +614,6 @@ class Schedule(Protocol):
     """Factor on the learning rates at a fractional epoch."""
 
     def __call__(self, progress: float, epochs: int) -> float: ...
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def metric(
