@@ -120,14 +120,19 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    """Run a command in this process. Return its exit code, its output and its errors."""
+def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run a command in this process, and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["unimetric", *words])
     with pytest.raises(SystemExit) as leaving:
         main()
-        raise SystemExit(0)
+    return int(leaving.value.code or 0)
+
+
+def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    """Run a command in this process. Return its exit code, its output and its errors."""
+    code = exit_code(monkeypatch, *words)
     out = capsys.readouterr()
-    return int(leaving.value.code or 0), out.out, out.err
+    return code, out.out, out.err
 
 
 def changed(config: RunConfig, **settings: object) -> RunConfig:

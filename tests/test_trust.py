@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import exit_code as run
 
-from unimetric.cli import _take_trust, main
+from unimetric.cli import _take_trust
 from unimetric.config import PARTS, load
 from unimetric.errors import UnimetricError
 from unimetric.spec import create, find, trusting
@@ -60,13 +61,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("UNIMETRIC_TRUST", raising=False)
     yield "outsider"
     sys.modules.pop("outsider", None)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("key", PARTS)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import read_log
 
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import load
@@ -109,7 +110,7 @@ def test_old_run_resumes_within_an_epoch(data: Path, name: str) -> None:
         config = load(folder / "config.toml")
     best = train(config, folder, quiet=True)
     assert_same(best, expected["best"])
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_log(folder)
     assert_same(lines, expected["lines"])
     tensors = read_tensors(folder / "checkpoint.safetensors")[0]
     assert set(tensors) - {"random/cpu"} == set(expected["sums"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.conftest import read_log
 
 from unimetric.config import load
 from unimetric.errors import UnimetricError
@@ -194,7 +194,7 @@ def test_it_learns(tmp_path: Path, head: str, objective: str) -> None:
         device="cpu",
     )
     train(config, tmp_path / "run", quiet=True)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_log(tmp_path / "run")
     before, after = lines[0]["test/recall(k=1)"], lines[-1]["test/recall(k=1)"]
     assert after > 1.5 * before, f"{before:.3f} -> {after:.3f}"
     assert head or lines[-1]["term/diversity"] < lines[1]["term/diversity"]

@@ -15,10 +15,8 @@ from safetensors.torch import load_file
 from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig, from_settings, load
 from unimetric.errors import Interrupted, UnimetricError
-from unimetric.images import packing
 from unimetric.runs.model import build_model
 from unimetric.samplers.samples_per_class import SamplesPerClass
-from unimetric.spec import create
 from unimetric.training.loop import train
 
 #: Each with its counters turning over within a few steps.
@@ -28,16 +26,6 @@ OBJECTIVES = {
     "mixup": "linear(dim=8)",
     "diva(queue=50, temperature=0.5)": "diva(dim=8)",
 }
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve Armenian letters, six of them to train on."""
-    table = create("datasets", "glyphs(blocks='armenian')")
-    chosen = np.concatenate([np.unique(table.labels[part])[:6] for part in (table.train, ~table.train)])
-    path = tmp_path_factory.mktemp("letters") / "letters.pack"
-    packing.write(path, table.take(np.isin(table.labels, chosen)), short_side=None, encoding="raw")
-    return path
 
 
 def settings(letters: Path, objective: str, **others: object) -> RunConfig:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from unimetric.cli import main
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["unimetric", *words])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-    return int(leaving.value.code or 0)
+from tests.conftest import exit_code as run
 
 
 def test_report_lists_skipped_folders(runs: Callable[..., Path], tmp_path: Path, monkeypatch, capsys) -> None:

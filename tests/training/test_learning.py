@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from tests.conftest import read_log
 
 from unimetric.config import load
 from unimetric.spec import find, names, signature
@@ -30,6 +30,6 @@ def test_a_loss_learns(loss: str, tmp_path: Path) -> None:
         device="cpu",
     )
     train(config, tmp_path / "run", quiet=True)
-    before, *_, after = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    before, *_, after = read_log(tmp_path / "run")
     before, after = before["test/recall(k=1)"], after["test/recall(k=1)"]
     assert after > 1.5 * before, f"{before:.3f} -> {after:.3f}"
