@@ -15,7 +15,9 @@ from unimetric.metrics import Space, explain, interval, measure
 from unimetric.spec import names
 
 
-def test_one_search_serves_every_metric(crowd, monkeypatch):
+@pytest.fixture
+def searched(monkeypatch):
+    """Depth of each search."""
     depths = []
     search = unimetric.geometry.space.nearest
 
@@ -24,23 +26,19 @@ def test_one_search_serves_every_metric(crowd, monkeypatch):
         return search(*arguments, **options)
 
     monkeypatch.setattr(unimetric.geometry.space, "nearest", counted)
+    return depths
+
+
+def test_one_search_serves_every_metric(crowd, searched):
     embeddings, labels = crowd(pictures=200)
     space = Space(embeddings, labels)
     measure(space, ["recall(k=1)", "map_at_r", "nmi", "spectral_decay", "recall(k=150)", "r_precision", "map_at_k(k=20)", "mrr(k=3)"])
-    assert depths == [150]
+    assert searched == [150]
 
 
 @pytest.mark.parametrize("classes, depths", [(10, [20]), (2, [1, 99])])
-def test_first_search_reaches_the_class_size(crowd, monkeypatch, classes, depths):
+def test_first_search_reaches_the_class_size(crowd, searched, classes, depths):
     """Metrics called one after another share a search, unless the classes are so large that the first would get slow."""
-    searched = []
-    search = unimetric.geometry.space.nearest
-
-    def counted(*arguments, **options):
-        searched.append(arguments[2])
-        return search(*arguments, **options)
-
-    monkeypatch.setattr(unimetric.geometry.space, "nearest", counted)
     embeddings, _ = crowd(pictures=200)
     space = Space(embeddings, np.arange(200) % classes)
     metrics.recall(space)

@@ -100,6 +100,13 @@ def start(config: RunConfig, folder: Path, silence: str = "30", stdout: int = su
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=stdout, text=True, env=environment, start_new_session=True)
 
 
+def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> None:
+    deadline = time.monotonic() + 200
+    while not (folder / "checkpoint.safetensors").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def children(process: int) -> list[int]:
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(word) for word in text.split()]
@@ -120,10 +127,7 @@ def test_a_lost_rank_stops_the_others(config: RunConfig, tmp_path: Path, number:
     config = changed(config, **VIT, loss="arcface(sharded=True)", epochs=12, evaluate_every=0, checkpoint_every=1)
     process = start(changed(config, device="cpu:2", strategy="ddp"), tmp_path / "run", silence="8")
     try:
-        deadline = time.monotonic() + 200
-        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_checkpoint(process, tmp_path / "run")
         (other,) = [child for child in children(process.pid) if b"unimetric.cli" in Path(f"/proc/{child}/cmdline").read_bytes()]
         os.kill(process.pid if lost == 0 else other, number)
         _, errors = process.communicate(timeout=60)  # all ranks hold the pipe, so it ends with the last of them
@@ -147,10 +151,7 @@ def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:
     config = changed(config, **VIT, loss="arcface", epochs=60, evaluate_every=0, device="cpu:2", strategy="ddp")
     process = start(config, tmp_path / "run")
     try:
-        deadline = time.monotonic() + 200
-        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_checkpoint(process, tmp_path / "run")
         process.terminate()
         _, errors = process.communicate(timeout=60)
     finally:
