@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unimetric.cli.imports import importing
-from unimetric.cli.options import Settings, read_overrides, write_json
+from unimetric.cli.options import Device, IndexFolder, RayAddress, Settings, read_overrides, write_json
 from unimetric.errors import Interrupted, UnimetricError, counted
 
 
@@ -44,7 +44,7 @@ def index(
             help="Processes that read images (default: one per core, at most 16). With --ray: shards at once.", min=0, show_default=False
         ),
     ] = None,
-    ray: Annotated[str, typer.Option(help="Address of a Ray cluster; `auto` finds a running one, `local` starts one.")] = "",
+    ray: RayAddress = "",
     gpus: Annotated[float, typer.Option(help="With --ray: GPUs per worker; 0.5 puts two workers on one GPU.", min=0)] = 0.0,
     cpus: Annotated[float, typer.Option(help="With --ray: CPU cores per worker.", min=0)] = 1.0,
     shards: Annotated[
@@ -108,12 +108,12 @@ def _read_cluster(address: str, workers: int | None, gpus: float, cpus: float, s
 
 
 def search(
-    folder: Annotated[Path, typer.Argument(help="Index folder.", metavar="INDEX")],
+    folder: IndexFolder,
     images: Annotated[list[str], typer.Argument(help="Image files.", metavar="IMAGE...")],
     k: Annotated[int, typer.Option("-k", help="Number of images per query.", min=1)] = 10,
     where: Annotated[str, typer.Option(help="Filter, such as \"label = 'boot' and price < 50\".")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per query.")] = False,
-    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Find the images of an index that are most similar to some images.
 

@@ -12,7 +12,7 @@ import typer
 
 from unimetric.cli.imports import importing
 from unimetric.cli.index import evaluate_stored, is_index
-from unimetric.cli.options import Settings, check_outputs, read_numbers, read_overrides, write_json
+from unimetric.cli.options import Overrides, Results, Settings, check_outputs, read_numbers, read_overrides, write_json
 from unimetric.errors import UnimetricError, closest
 
 
@@ -38,7 +38,7 @@ def evaluate(
     part: Annotated[str, typer.Option(help="Rows to evaluate: test, validation or train.")] = "test",
     rerank: Annotated[bool, typer.Option("--rerank", help="k-reciprocal re-ranking of the neighbors.")] = False,
     level: Annotated[float, typer.Option(help="Level of confidence intervals, such as 0.95; 0 for none.")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    out: Results = None,
     save: Annotated[Path | None, typer.Option(help=".npz file for embeddings, labels, names, paths and geometry.")] = None,
     explain: Annotated[bool, typer.Option(help="Explanation of each metric.")] = False,
     per_class: Annotated[bool, typer.Option("--per-class", help="Recall@1 of each class: the hardest, and all in the JSON file.")] = False,
@@ -283,8 +283,8 @@ def transfer(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of studies.")],
     to: Annotated[list[str], typer.Option(help="Dataset to test on. May be repeated.")],
     metrics: Annotated[str, typer.Option(help="Metrics, separated by semicolons or as a TOML list (default: those of each run).")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    setting: Overrides = None,
+    out: Results = None,
 ) -> None:
     """Evaluate runs on datasets that they were not trained on.
 
@@ -313,7 +313,7 @@ def shift(
     dataset: Annotated[str, typer.Option(help="Dataset of the features of an .npz file.")] = "",
     metrics: Annotated[str, typer.Option(help="Metrics of the runs, separated by semicolons or as a TOML list.")] = "recall(k=1)",
     structure: Annotated[str, typer.Option(help="Metrics of the training embeddings to correlate with the first one.")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
+    setting: Overrides = None,
     out: Annotated[Path, typer.Option(help="JSON file; the figure is saved next to it.")] = Path("shift.json"),
 ) -> None:
     """Compare runs over increasing shifts, and compute their AGS.
@@ -353,7 +353,7 @@ def ensemble(
     normalize: Annotated[
         bool, typer.Option("--normalize", help="Mean embeddings scaled to unit length: cosine instead of Euclidean neighbors.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    out: Results = None,
 ) -> None:
     """Evaluate the mean embedding of several runs on all their datasets.
 
@@ -419,7 +419,7 @@ def figure(
     splits: Annotated[str, typer.Option(help="File of splits for features.")] = "",
     dataset: Annotated[list[str] | None, typer.Option(help="Dataset of features. Repeated for `domains`.")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds of `toy` (default: 5).", min=0)] = 0,
-    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
+    setting: Overrides = None,
 ) -> None:
     """Draw a figure of the papers from runs, features or points.
 

@@ -19,6 +19,12 @@ Settings = Annotated[
         help="Settings as `key=value`. They replace those of the file. `unimetric list settings` explains them.", show_default=False
     ),
 ]
+#: Settings of a command whose arguments are several paths.
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")]
+IndexFolder = Annotated[Path, typer.Argument(help="Index folder.", metavar="INDEX")]
+Device = Annotated[str, typer.Option(help="Device of the model: auto, cpu or cuda.")]
+RayAddress = Annotated[str, typer.Option(help="Address of a Ray cluster; `auto` finds a running one, `local` starts one.")]
+Results = Annotated[Path | None, typer.Option(help="JSON file for the results.")]
 
 
 #: Earlier names of options, which keep working and are not in the help text.

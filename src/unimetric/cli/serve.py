@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from unimetric.cli.options import Device, IndexFolder
 from unimetric.errors import UnimetricError
-
-Folder = Annotated[Path, typer.Argument(help="Index folder.", metavar="INDEX")]
 
 
 def serve(
-    folder: Folder,
+    folder: IndexFolder,
     host: Annotated[str, typer.Option(help="Address to listen at. Others than this machine's own need `--token-file`.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 for a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[Path | None, typer.Option(help="File with the token that requests must have.", show_default=False)] = None,
@@ -31,7 +30,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Longest time of a request in seconds.", min=0.1)] = 20,
     feedback: Annotated[Path | None, typer.Option(help="Folder of feedback.jsonl (default: the index folder).", show_default=False)] = None,
     no_feedback: Annotated[bool, typer.Option("--no-feedback", help="Store no votes.")] = False,
-    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Serve an index: a search page for browsers, and an HTTP interface.
 
@@ -138,7 +137,7 @@ def read_token(file: Path) -> str:
 
 
 def audit(
-    folder: Folder,
+    folder: IndexFolder,
     out: Annotated[Path, typer.Option(help="HTML file. The csv files of the audits are written next to it.")] = Path("audit.html"),
     audits: Annotated[str, typer.Option(help="Audits, separated by `;` (default: all). `unimetric list audits` explains them.")] = "",
     label: Annotated[str, typer.Option(help="Column of the classes.")] = "label",
@@ -166,7 +165,7 @@ def audit(
 
 
 def watch(
-    folder: Folder,
+    folder: IndexFolder,
     queries: Annotated[
         Path, typer.Argument(help="Folder of images, such as the queries of a day, or csv file with the columns path and label.")
     ],
@@ -176,7 +175,7 @@ def watch(
         bool, typer.Option("--fit", help="Measure recall by distance once, on changed images of the gallery, to predict the recall.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Compare new queries with an index. The exit code is 3 if they have drifted.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli.options import Settings, check_outputs, read_overrides
+from unimetric.cli.options import RayAddress, Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError
 
 
@@ -17,7 +17,7 @@ def bench(
     grid: Annotated[Path, typer.Argument(help="Grid: TOML file of a run with lists for some settings, or its name in the package.")],
     settings: Settings = None,
     out: Annotated[str, typer.Option(help="Folder of the run folders (default: `runs/<grid>`). With --ray, any fsspec URL.")] = "",
-    ray: Annotated[str, typer.Option(help="Address of a Ray cluster; `auto` finds a running one, `local` starts one.")] = "",
+    ray: RayAddress = "",
     gpus: Annotated[float, typer.Option(help="With --ray: GPUs per run; 0.5 puts two runs on one GPU.", min=0)] = 0.0,
     cpus: Annotated[float, typer.Option(help="With --ray: CPU cores per run.", min=0)] = 1.0,
     parallel: Annotated[str, typer.Option(help="Number of runs at once on this machine, or `auto`: as many as fit in its memory.")] = "1",

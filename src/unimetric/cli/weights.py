@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unimetric.cli.options import read_numbers, read_overrides
+from unimetric.cli.options import Overrides, read_numbers, read_overrides
 from unimetric.errors import UnimetricError
 
 
@@ -21,7 +21,7 @@ def interpolate(
         str, typer.Option(help="Points to choose from on validation classes, separated by commas (default: 0,0.1,...,1).")
     ] = "",
     tolerance: Annotated[float, typer.Option(help="Score on validation classes given up for a smaller alpha, such as 0.01.")] = 0.0,
-    setting: Annotated[list[str] | None, typer.Option("--set", help="Setting as `key=value`, such as `device=cuda`.")] = None,
+    setting: Overrides = None,
 ) -> None:
     """Write weights between the start and the end of training.
 
