@@ -19,6 +19,9 @@ from unimetric.declarations import Declaration, defined
 from unimetric.errors import UnimetricError, locating
 from unimetric.spec import OFFERED, bind_arguments, complete_arguments, declaration, parse
 
+#: Problem and hint of a geometry that the loss does not have.
+NO_CURVATURE = '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
+
 
 def check_declared_fit(config: RunConfig, place: str) -> None:
     """Check the components of a run against each other, without torch.
@@ -47,9 +50,7 @@ def _check(config: RunConfig) -> None:
     _check_miner(loss, miner, config.miner)
     name = parse(loss).name
     if config.geometry == "poincare" and "." not in name and "curvature" not in declaration("losses", name).parameters:
-        raise UnimetricError(
-            '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
-        )
+        raise UnimetricError(*NO_CURVATURE)
     texts = [
         ("backbones", config.backbone),
         ("adapters", config.adapter),
@@ -102,20 +103,24 @@ def _values(kind: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
 
 def _check_miner(loss: str, miner: str, setting: str) -> None:
     """Raise an error if a loss takes no miner, or reads other tuples than its miner gives."""
+    check_takes_miner(loss, setting)
     name = parse(loss).name
-    if "." in name:
+    if "." in name or "miner" not in declaration("losses", name).parameters:
         return
     declared = declaration("losses", name)
-    if "miner" not in declared.parameters:
-        if setting:
-            raise UnimetricError(f"`miner = {setting!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
-        return
     default = declared.members["default_miner"]
     wanted = bind_arguments("losses", loss, **OFFERED).get("miner") or miner or default
     if "." not in parse(wanted).name:
         mined = declaration("miners", parse(wanted).name)
         if mined.members["gives"] not in declared.members["reads"]:
             raise miner_misfit(declared.name, declared.members["reads"], mined.name, mined.members["gives"], default)
+
+
+def check_takes_miner(loss: str, setting: str) -> None:
+    """Raise an error if the setting `miner` is not empty, and the loss takes none."""
+    name = parse(loss).name
+    if setting and "." not in name and "miner" not in declaration("losses", name).parameters:
+        raise UnimetricError(f"`miner = {setting!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
 
 
 def miner_misfit(loss: str, reads: Sequence[str], miner: str, gives: str, default: str) -> UnimetricError:

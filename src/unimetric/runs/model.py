@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError
+from unimetric.fit import NO_CURVATURE
 from unimetric.foreign import completed, declared
 from unimetric.kinds import Backbone, Head, Loss
 from unimetric.spec import OFFERED, bind, create, find, parse
@@ -113,9 +114,7 @@ def place(embeddings: Float[Tensor, "N D"], loss: Loss | None, geometry: str) ->
     if geometry in ("", options["geometry"]):
         return points, options
     if geometry == "poincare":
-        raise UnimetricError(
-            '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
-        )
+        raise UnimetricError(*NO_CURVATURE)
     return embeddings, {"geometry": geometry}
 
 

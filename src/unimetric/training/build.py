@@ -9,11 +9,12 @@ import torch
 
 from unimetric.config import RunConfig
 from unimetric.errors import UnimetricError, locating
+from unimetric.fit import check_takes_miner
 from unimetric.foreign import completed
 from unimetric.kinds import Objective
 from unimetric.runs.model import Model, adapted, loss_of, loss_with_geometry
 from unimetric.runs.weights import Undrawn
-from unimetric.spec import bind, create, find, parse, signature
+from unimetric.spec import bind, create, parse, signature
 
 
 def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Objective:
@@ -29,9 +30,7 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Obj
     Raises:
         UnimetricError: The components do not fit together.
     """
-    name = parse(loss_of(config)).name
-    if config.miner and "." not in name and "miner" not in signature(find("losses", name)).parameters:
-        raise UnimetricError(f"`miner = {config.miner!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
+    check_takes_miner(loss_of(config), config.miner)
     torch.manual_seed(config.seed + 1)
     objective: Objective = create(
         "objectives",
