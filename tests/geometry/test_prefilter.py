@@ -140,7 +140,7 @@ def test_no_score_is_farther_from_its_code_than_the_doubt(kind, reach):
 
 
 @ALL
-def test_all_products_give_the_same_codes(monkeypatch, products):
+def test_all_products_give_the_same_codes(products):
     points = crowd("unequal lengths", count=1200)
     step = 0.5 / 255
     with _engine():

@@ -161,7 +161,7 @@ def test_an_interval_holds_the_value_and_narrows_with_more_classes(crowd):
     assert low < measure(many, ["map_at_r"])["map_at_r"] < high
 
 
-def test_wilson_is_wilson(crowd):
+def test_wilson_is_wilson():
     # 8 of 10: 0.4901 to 0.9433 (Brown, Cai and DasGupta 2001 give the formula).
     points = torch.eye(8, dtype=torch.float64)
     embeddings = torch.cat([points[[0, 0, 1, 1, 2, 2, 3, 3]], points[[4, 5]]])

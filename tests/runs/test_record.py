@@ -223,7 +223,7 @@ def test_weights_of_another_run_are_refused(config: RunConfig, tmp_path: Path) -
         train(changed(config, epochs=1), tmp_path / "0", quiet=True)
 
 
-def test_weights_without_hash_are_read(tmp_path: Path, config: RunConfig) -> None:
+def test_weights_without_hash_are_read(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 

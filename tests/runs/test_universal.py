@@ -86,7 +86,7 @@ def run(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_eight_datasets_are_trained_and_measured_as_one(run: Path, capsys: pytest.CaptureFixture) -> None:
+def test_eight_datasets_are_trained_and_measured_as_one(run: Path) -> None:
     first, *_, last = read_log(run)
     print(f"unified {last['test/unified']:.3f}, harmonic {last['test/harmonic']:.3f}, untrained {first['test/unified']:.3f}")
     each = [last[f"test/per_source/{block}"] for block in BLOCKS]
@@ -186,7 +186,7 @@ def test_an_exported_run_needs_nothing_else(adapter: str, run: Path, config: Run
         export(folder, tmp_path / "out")
 
 
-def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe: Path, tmp_path: Path) -> None:
+def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, tmp_path: Path) -> None:
     assert ensemble([run, run]) == pytest.approx(evaluate(run, metrics=["unified", "harmonic", "per_source"]))
     other = from_settings(asdict(config) | {"seed": 1, "epochs": 1, "adapter": "linear_probe", "evaluate_every": 0})
     train(other, tmp_path / "other", quiet=True)
@@ -202,7 +202,7 @@ def test_an_ensemble_averages_embeddings(run: Path, config: RunConfig, universe:
         ensemble([run, tmp_path / "narrow"])
 
 
-def test_an_ensemble_of_a_study_is_named_by_labels(run: Path, config: RunConfig, tmp_path: Path) -> None:
+def test_an_ensemble_of_a_study_is_named_by_labels(run: Path, tmp_path: Path) -> None:
     study = tmp_path / "study"
     labels = {"a1": ("PA", "cub"), "a2": ("PA", "cars"), "b1": ("MS", "cub"), "b2": ("MS", "cars"), "b3": ("MS", "sop")}
     for name in ("a1", "a2", "b1", "b2"):

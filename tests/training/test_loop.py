@@ -209,7 +209,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(config:
     assert not (tmp_path / "run" / "done").exists()
 
 
-def test_files_and_packs_show_the_same_pictures(letters: Path, config: RunConfig, tmp_path: Path) -> None:
+def test_files_and_packs_show_the_same_pictures(config: RunConfig, tmp_path: Path) -> None:
     train(changed(config, epochs=1), tmp_path / "memory", quiet=True)
     train(changed(config, epochs=1, residence="stream", workers=1), tmp_path / "stream", quiet=True)
     a, b = read_log(tmp_path / "memory"), read_log(tmp_path / "stream")
