@@ -33,7 +33,7 @@ def test_nested_references_are_rejected(protocol: int, as_key: bool, tmp_path: P
     begun = time.monotonic()
     with pytest.raises(UnimetricError, match=r"splits\.pkl: .*(twice|many times)") as caught:
         read(str(file))
-    assert caught.value.hint and time.monotonic() - begun < 5
+    assert caught.value.hint and time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("protocol", range(5))
