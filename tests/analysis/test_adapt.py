@@ -316,9 +316,20 @@ def test_few_shot_study_adapts_again_with_other_settings(runs, tmp_path, monkeyp
     report = adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **few)
     monkeypatch.setattr("unimetric.analysis.few_shot.adapt", lambda *_, **__: pytest.fail("adapted again"))
     assert adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **few) == report
-    for settings in (few | {"iterations": 0}, {"episodes": 2, "iterations": 2}, few | {"head": "linear(dim=9)"}):
+    for settings in (few | {"iterations": 0}, {"episodes": 2, "iterations": 2}, few | {"transform": "big"}):
         with pytest.raises(pytest.fail.Exception, match="adapted again"):
             adapt_study(study_runs(tmp_path), shots=[3], metrics=["recall(k=1)"], **settings)
+
+
+def test_few_shot_study_adapts_again_to_other_images(runs, tmp_path):
+    for name in ("margin_1", "margin_2"):
+        shutil.copytree(runs / name, tmp_path / name)
+    few = {"shots": [3], "metrics": ["recall(k=1)"], "episodes": 2, "iterations": 2, "looks": 0}
+    own = adapt_study(study_runs(tmp_path), **few)
+    cropped = adapt_study(study_runs(tmp_path), transform="big", **few)
+    assert cropped["3"]["margin"]["scores"] != own["3"]["margin"]["scores"]
+    assert cropped == adapt_study(study_runs(tmp_path), transform="big", **few)
+    assert own == adapt_study(study_runs(tmp_path), **few)
 
 
 def test_trend_of_structure_over_runs(runs):

@@ -147,6 +147,7 @@ def adapt(
         "head": config.head,
         "tuned_weights": equal_weights(model.head),
         "seed": seed,
+        "run_id": config.run_id,
         "split": config.split,
         "summary": {key: t_interval([line[key] for line in lines]) for key in lines[0]},
         "episodes": lines,

@@ -11,13 +11,13 @@ from unimetric.analysis.adapt import METRICS, adapt, default_iterations
 from unimetric.analysis.canvas import Canvas
 from unimetric.analysis.shift import Points, finished_configs, method_names, split_number, summarize
 from unimetric.errors import UnimetricError
-from unimetric.runs.folder import load_settings
+from unimetric.runs.folder import load_settings, overridden
 from unimetric.spec import signature
 
 _DEFAULTS = {key: each.default for key, each in signature(adapt).parameters.items()}
 
 #: Settings of a stored result that must be the wanted ones.
-_COMPARED = ("iterations", "lr", "looks", "draw", "drawn", "epoch", "with_replacement", "head", "seed")
+_COMPARED = ("iterations", "lr", "looks", "draw", "drawn", "epoch", "with_replacement", "seed", "run_id")
 
 
 def adapt_study(
@@ -80,7 +80,8 @@ def _stored(folder: Path, shots: int, keys: Sequence[str], settings: dict[str, A
     path = folder / f"adapt_{shots}_shots.json"
     if not path.exists():
         return None
-    wanted = _DEFAULTS | {"head": load_settings(folder).head} | settings
+    overrides = {key: value for key, value in settings.items() if key not in _DEFAULTS}
+    wanted = _DEFAULTS | settings | {"run_id": overridden(load_settings(folder), overrides, folder).run_id}
     wanted |= {"iterations": wanted["iterations"] or default_iterations(shots), "drawn": wanted["episodes"]}
     try:
         found = json.loads(path.read_text())
