@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from unimetric.analysis.curves import ags
 from unimetric.analysis.figures._runs import read_finished
 from unimetric.analysis.figures.aggregate import aggregate
 from unimetric.analysis.figures.correlation import metric_correlation
+from unimetric.analysis.figures.parameters import trained_parameters
 from unimetric.analysis.shift import draw_report, shift_report
 from unimetric.cli import app
 from unimetric.errors import UnimetricError
@@ -45,6 +47,15 @@ def test_aggregate_divides_by_the_best_value(study: Path, tmp_path: Path) -> Non
     with pytest.raises(UnimetricError, match=r"axis of the study .*got `samplr`"):
         aggregate([study], tmp_path / "none.png", by="samplr")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_figures_average_only_seeds(letters: Path, tmp_path: Path) -> None:
+    common = {"dataset": f"pack(path='{letters}')", "metrics": ["recall(k=1)"], "loss": ["margin", "triplet"]}
+    study = train_study(tmp_path / "runs", seed=[0, 1], **common)
+    train_study(study, seed=2, epochs=2, **common)  # the folder has runs of two versions of the grid
+    for draw in (partial(aggregate, by="loss"), trained_parameters):
+        with pytest.raises(UnimetricError, match=r"would be averaged with .* has `epochs = 2` instead of 1"):
+            draw([study], tmp_path / "figure.png")
 
 
 def test_correlation_is_pearson_over_runs(study: Path, tmp_path: Path) -> None:

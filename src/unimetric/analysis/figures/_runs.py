@@ -98,7 +98,7 @@ def read_labels(path: Path) -> dict[str, dict[str, str]]:
         raise UnimetricError(f"{path}: must contain the labels of each run", "run `unimetric bench` again, which writes the file") from None
 
 
-def _check_same_method(run: FinishedRun, other: FinishedRun) -> None:
+def check_same_method(run: FinishedRun, other: FinishedRun) -> None:
     """Raise an error if two runs, whose values are averaged, differ in more than the seed."""
     if key := run.config.first_difference(other.config, "seed"):
         mine, theirs = getattr(run.config, key), getattr(other.config, key)
@@ -122,7 +122,7 @@ def average_seeds(points: Iterable[tuple[FinishedRun, Line, int]], metrics: Sequ
     for run, line, position in points:
         same = groups.setdefault(line, {}).setdefault(position, [])
         same.append(run)
-        _check_same_method(run, same[0])
+        check_same_method(run, same[0])
     return {
         metric: {
             line: {position: float(np.mean([run.values[metric] for run in runs])) for position, runs in sorted(positions.items())}

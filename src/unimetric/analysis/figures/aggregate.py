@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import FinishedRun, judging_metrics, read_finished
+from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
 from unimetric.config import NO_RESULT
 from unimetric.errors import UnimetricError, closest
 
@@ -124,9 +124,14 @@ def relative_scores(points: Sequence[Point], *, metrics: Sequence[str]) -> dict[
 
     Returns:
         Scores by value and method.
+
+    Raises:
+        UnimetricError: Runs of one value, method, dataset and split differ in more than the seed.
     """
     groups: dict[tuple[str, tuple[str, str], str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    first: dict[tuple[str, str, tuple[str, str]], FinishedRun] = {}
     for value, method, run in points:
+        check_same_method(run, first.setdefault((value, method, run.task), run))
         for metric in metrics:
             groups[method, run.task, metric][value].append(run.values[metric])
     lower = {metric for point in points for metric in point.run.lower}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.figures._runs import judging_metrics, read_finished
+from unimetric.analysis.figures._runs import FinishedRun, check_same_method, judging_metrics, read_finished
 from unimetric.metrics.harmonic import harmonic_mean
 from unimetric.runs.folder import open_run
 
@@ -29,15 +29,20 @@ def trained_parameters(runs: Sequence[str | Path], out: str | Path, *, metric: s
 
     Returns:
         By method: the number of trained parameters, and the score. Seeds are averaged.
+
+    Raises:
+        UnimetricError: Runs of one method and dataset differ in more than the seed.
     """
     found = read_finished(runs)
     name = judging_metrics(found, [metric] if metric else [])[0]
     points = {}
     for method in dict.fromkeys(run.name() for run in found):
         datasets: dict[str, list[float]] = {}
+        first: dict[str, FinishedRun] = {}
         sizes: dict[str, int] = {}
         for run in found:
             if run.name() == method:
+                check_same_method(run, first.setdefault(run.config.dataset, run))
                 datasets.setdefault(run.config.dataset, []).append(run.values[name])
                 if run.config.dataset not in sizes:
                     _, model = open_run(run.folder)
