@@ -299,6 +299,8 @@ def test_figures(run: Path, config: RunConfig, tmp_path: Path) -> None:
     }
     with pytest.raises(UnimetricError, match=r"another run also has `keep=0\.5`"):  # one of them would not be drawn
         keep_probability([run, run], tmp_path / "twice.png")
+    with pytest.raises(UnimetricError, match="the run has no value of `harmonics`"):
+        keep_probability([run], tmp_path / "twice.png", metrics=["harmonics"])
     assert not (tmp_path / "twice.png").exists()
     done = CliRunner().invoke(app, ["figure", "imbalance", str(run), "--out", str(tmp_path / "again.png")])
     assert done.exit_code == 0

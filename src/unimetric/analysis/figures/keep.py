@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.errors import UnimetricError
+from unimetric.errors import UnimetricError, closest
 from unimetric.runs.folder import expand_studies, load_settings, read_done
 from unimetric.spec import complete_arguments
 
@@ -38,6 +38,9 @@ def keep_probability(runs: Sequence[str | Path], out: str | Path, *, metrics: Se
         if keep in found:
             raise UnimetricError(f"{run}: another run also has `keep={keep}`", "name one run per probability")
         found[keep] = numbers
+        for key in metrics:
+            if key not in numbers:
+                raise UnimetricError(f"{run}: the run has no value of `{key}`", closest(key, numbers))
     found = dict(sorted(found.items()))
     shown = list(metrics) or [key for key in next(iter(found.values()), {}) if all(key in each for each in found.values())]
     with Canvas(out, width=5, height=3.5) as axes:
