@@ -43,10 +43,13 @@ def test_parameters_are_those_that_are_saved(adapters: Path, tmp_path: Path) -> 
 def test_parameters_of_several_models_are_added(universal: dict[str, Any], scripts: Any, tmp_path: Path) -> None:
     datasets = [f"pack(path='{scripts(block)}')" for block in ("armenian", "shapes")]
     study = train_study(tmp_path / "runs", **universal | {"dataset": datasets, "metrics": ["recall(k=1)"]}, adapter=["linear_probe"])
-    values = [row["recall(k=1)"] for row in read_values(study)]
+    rows = read_values(study)
+    values = [row["recall(k=1)"] for row in rows]
     ((size, score),) = trained_parameters([study], tmp_path / "parameters.png").values()
+    (study / "study.json").unlink()
+    assert list(trained_parameters([study], tmp_path / "parameters.png").values()) == [(size, score)]
     assert score == pytest.approx(2 / (1 / values[0] + 1 / values[1]))
-    saved = load_file(read_values(study)[0]["folder"] / "model.safetensors")
+    saved = load_file(rows[0]["folder"] / "model.safetensors")
     assert size == 2 * sum(tensor.numel() for name, tensor in saved.items() if name != "frozen.fingerprint")
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,13 +54,14 @@ class FinishedRun:
         return ", ".join(label for axis, label in self.labels.items() if axis not in left_out) or "all"
 
 
-def read_finished(places: Sequence[str | Path]) -> list[FinishedRun]:
+def read_finished(places: Sequence[str | Path], *, without: Iterable[str] = ()) -> list[FinishedRun]:
     """Read finished runs, and those in the folders of studies.
 
     Logs a warning if the best epoch of some runs is the untrained model.
 
     Args:
         places: Run folders, and folders of studies.
+        without: Settings that do not name the method of runs without a study.
 
     Raises:
         UnimetricError: A folder has no finished run.
@@ -79,7 +80,8 @@ def read_finished(places: Sequence[str | Path]) -> list[FinishedRun]:
             runs.append(FinishedRun(folder, configs[folder], labels.get(configs[folder].run_id, {}), values, lower))
     warn_of_untrained(folders)
     if any(not run.labels for run in runs):  # not all are of a study
-        names = method_names(configs)
+        unset: dict[str, Any] = dict.fromkeys(without, "")
+        names = method_names({folder: replace(config, **unset) for folder, config in configs.items()})
         runs = [replace(run, labels={"method": names[run.folder], "seed": str(run.config.seed)}) for run in runs]
     return runs
 

@@ -33,7 +33,7 @@ def trained_parameters(runs: Sequence[str | Path], out: str | Path, *, metric: s
     Raises:
         UnimetricError: Runs of one method and dataset differ in more than the seed.
     """
-    found = read_finished(runs)
+    found = read_finished(runs, without=["dataset"])
     name = judging_metrics(found, [metric] if metric else [])[0]
     points = {}
     for method in dict.fromkeys(run.name() for run in found):
