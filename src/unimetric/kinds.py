@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -111,10 +112,17 @@ def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if low < 0 or high >= self.num_classes:
                 hint = "check `num_classes` of the loss, or number the classes from 0"
                 raise UnimetricError(f"labels must be from 0 to {self.num_classes - 1}, got {low} to {high}", hint)
-        # Miners skip embeddings that are not finite. The loss of a diverged model would be 0.
-        return forward(self, embeddings, labels, *others, **named) + 0 * embeddings.detach().sum(dtype=torch.float32)
+        with _full_precision(embeddings):
+            # Miners skip embeddings that are not finite. The loss of a diverged model would be 0.
+            return forward(self, embeddings, labels, *others, **named) + 0 * embeddings.detach().sum(dtype=torch.float32)
 
     return call
+
+
+def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
+    """Disable autocast, which would round similarities to half precision and overflow inner products."""
+    device = embeddings.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _fitting(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -155,7 +163,7 @@ def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., An
         if isinstance(pairs, Pairs):
             return forward(self, similarity, pairs)
         labels = _fitting(similarity, pairs)
-        with torch.no_grad():
+        with torch.no_grad(), _full_precision(similarity):
             return as_indices(forward(self, *compare(upcast_half(similarity), labels)))
 
     return mine

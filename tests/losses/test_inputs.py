@@ -28,6 +28,21 @@ def test_labels_of_any_integer_type(name: str) -> None:
     assert values[0] == values[1] == values[2]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_autocast_changes_no_loss(name: str, dtype: torch.dtype) -> None:
+    """Inner products of these embeddings overflow in float16."""
+    rows, labels = batch()
+    rows = 400 * torch.nn.functional.normalize(rows)
+    values, slopes = [], []
+    for enabled in (False, True):
+        embeddings = rows.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            values.append(build(name)(embeddings, labels))
+        slopes += torch.autograd.grad(values[-1], embeddings)
+    assert values[0].isfinite() and torch.equal(*values) and torch.equal(*slopes)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_embeddings_that_are_not_finite_give_no_finite_loss(name: str) -> None:
     embeddings, labels = batch()
@@ -57,6 +72,17 @@ def test_miners_reject_what_are_not_tensors(name: str) -> None:
             miner(embeddings, given)
     with pytest.raises(UnimetricError, match="embeddings must be a tensor of floats"):
         miner(embeddings.numpy(), labels)
+
+
+@pytest.mark.parametrize("name", names("miners"))
+def test_autocast_changes_no_miner(name: str) -> None:
+    # Pairs whose order bfloat16 does not resolve.
+    rows, labels = 1 + 0.05 * batch()[0], batch()[1]
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            found.append(create("miners", name)(rows, labels))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if build(name).num_classes])
