@@ -17,8 +17,7 @@ from unimetric.geometry import Triplets
 from unimetric.geometry.space import Space
 from unimetric.metrics import measure
 from unimetric.runs.model import Model
-from unimetric.spec import bind, create, find, names
-from unimetric.spec import kinds as folders
+from unimetric.spec import KINDS, bind, create, find, names
 
 CLASSES = {kind: each for kind, each in kinds.OF.items() if issubclass(each, kinds.Component)}
 OFFERED = {"num_classes": 4, "dim": 8, "branches": (8,), "features": 8, "batch_size": 4, "seed": 0, "labels": np.arange(12) // 3}
@@ -37,7 +36,7 @@ def test_every_folder_of_components_has_a_class_or_a_protocol():
     source = Path(unimetric.__file__).parent
     others = {"analysis", "cli", "configs", "deploy", "geometry", "images", "report", "runs", "studies", "training"}
     found = {folder.name for folder in source.iterdir() if (folder / "__init__.py").exists()} - others
-    assert set(kinds.OF) == set(folders()) == found
+    assert set(kinds.OF) == set(KINDS) == found
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES))
