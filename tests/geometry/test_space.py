@@ -97,6 +97,16 @@ def test_labels_of_different_sources_never_match():
     assert measure(same, ["recall"])["recall"] == 0.0
 
 
+@pytest.mark.parametrize("rule", ["class", "group"])
+def test_numbers_of_groups_may_be_huge(rule: str) -> None:
+    """Times the number of classes, they overflow: 2^62 and 0 would be the same group."""
+    embeddings, labels = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    group = torch.arange(24) // 4 % 4 - 1
+    huge = torch.tensor([0, 2**62, 2**63 - 1])[group].where(group >= 0, -1)
+    values = [measure(Space(embeddings, labels, group=each, group_rule=rule), ["recall", "map"]) for each in (group, huge)]
+    assert values[0] == values[1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -112,6 +122,13 @@ def test_labels_of_different_sources_never_match():
         ({"group": torch.tensor([-1, 0, -5])}, "`group` must be at least 0, or -1 for none, got -5"),
         ({"geometry": "cosin"}, "did you mean `cosine`"),
         ({"geometry": "poincare", "embeddings": torch.full((3, 2), 4.0)}, "inside the Poincaré ball"),
+        ({"geometry": "poincare", "curvature": 0.0}, "`curvature` must be above 0, got 0.0"),
+        ({"embeddings": [torch.ones(2)] * 3}, "`embeddings` must hold numbers: (.|\n)*stack"),
+        ({"embeddings": ["a.jpg", "b.jpg", "c.jpg"]}, "`embeddings` must hold numbers"),
+        ({"source": torch.tensor([0, -1, 0])}, "`source` must be from 0 to 65535, got -1 to 0"),
+        ({"source": torch.tensor([0, 10**15, 0])}, "`source` must be from 0 to 65535, got 0 to 1000000000000000(.|\n)*return_inverse"),
+        ({"source": torch.tensor([0, 1, 2]), "source_names": ["cub", "cars"]}, "`source` must be from 0 to 1, got 0 to 2"),
+        ({"source": torch.tensor([0, 1, 1]), "source_names": ["cub", "cub"]}, "`source_names` must be different, got cub, cub"),
     ],
 )
 def test_mistakes_are_named(change, message):

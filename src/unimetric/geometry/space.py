@@ -28,6 +28,8 @@ GEOMETRIES = ("cosine", "euclidean", "inner", "poincare")
 GROUP_RULES = ("class", "group", "none")
 #: Largest coordinate of points in float32. The squares of larger ones overflow, so that they are searched in float64.
 _LARGE = 1e15
+#: Largest number of datasets without names.
+_MOST_SOURCES = 2**16
 #: Number of neighbors up to which a search takes about as long as that for the nearest one.
 _SHALLOW = 64
 
@@ -192,7 +194,12 @@ class Space:
             raise UnimetricError(f"unknown geometry `{geometry}`", closest(geometry, GEOMETRIES))
         if group_rule not in GROUP_RULES:
             raise UnimetricError(f"unknown group rule `{group_rule}`", closest(group_rule, GROUP_RULES))
-        points = torch.as_tensor(embeddings).detach()
+        if geometry == "poincare" and not curvature > 0:
+            raise UnimetricError(f"`curvature` must be above 0, got {curvature}", "use the curvature of the embeddings, such as 0.1")
+        try:
+            points = torch.as_tensor(embeddings).detach()
+        except (TypeError, ValueError) as error:
+            raise UnimetricError(f"`embeddings` must hold numbers: {error}", "stack rows: `torch.stack(embeddings)`") from None
         if points.ndim != 2 or not points.numel() or points.is_complex():
             got = f"{tuple(points.shape)} of {points.dtype}"
             raise UnimetricError(f"embeddings must be real and have shape (N, D) with N and D >= 1, got {got}", "use one row per image")
@@ -206,8 +213,7 @@ class Space:
         self.size, self.device = len(points), points.device
         self.points = self._place(points)
         self.source = self._column("source", source, torch.int64, 0)
-        self.sources = int(self.source.max()) + 1
-        self.source_names = tuple(source_names) or tuple(str(number) for number in range(self.sources))
+        self.sources, self.source_names = self._name_sources(tuple(source_names))
         self.group, self.group_rule, self.names = self._column("group", group, torch.int64, -1), group_rule, names
         if (self.group < -1).any():
             raise UnimetricError(
@@ -241,6 +247,17 @@ class Space:
             raise UnimetricError(f"`{name}` must be a bool mask, got {column.dtype}", f"use a mask: `{name} = np.isin(np.arange(N), rows)`")
         return column.to(self.device, dtype)
 
+    def _name_sources(self, names: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+        """Return the number of datasets and their names."""
+        if len(set(names)) < len(names):
+            raise UnimetricError(f"`source_names` must be different, got {', '.join(names)}", "name each dataset once")
+        low, high = (int(each) for each in self.source.aminmax())
+        most = len(names) or _MOST_SOURCES
+        if low < 0 or high >= most:
+            hint = "number the datasets: `source_names, source = np.unique(source, return_inverse=True)`"
+            raise UnimetricError(f"`source` must be from 0 to {most - 1}, got {low} to {high}", hint)
+        return high + 1, names or tuple(str(number) for number in range(high + 1))
+
     def _choose(self, query: Bool[Tensor, "N"], gallery: Bool[Tensor, "N"]) -> None:
         self.query, self.gallery = query.nonzero()[:, 0], gallery.nonzero()[:, 0]
         self.queries, self.answers = len(self.query), len(self.gallery)
@@ -271,7 +288,8 @@ class Space:
         if self.group_rule == "none" or not grouped.any():
             return
         alone = -1 - torch.arange(self.size, device=self.device)  # an image without a group shares its code with none
-        self._pair_codes = torch.where(grouped, self.group * self.classes + self.labels, alone)
+        group = torch.unique(self.group, return_inverse=True)[1]  # the product of a large number would overflow
+        self._pair_codes = torch.where(grouped, group * self.classes + self.labels, alone)
         codes = self._pair_codes if self.group_rule == "class" else torch.where(grouped, self.group, alone)
         self.barred = Barred(codes[self.query], codes[self.gallery])
 
