@@ -4,6 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import SmoothAPLoss
 
+from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, unit
 from unimetric.losses import smooth_ap
 from unimetric.losses.smooth_ap import SmoothAP
@@ -69,3 +70,10 @@ def test_equals_pytorch_metric_learning_where_anchors_retrieve_themselves():
 def test_perfect_ranking_costs_nothing():
     labels = torch.tensor([0, 0, 1, 1, 2])
     assert SmoothAP()(torch.eye(3, dtype=torch.float64)[labels], labels).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_gradient_of_the_gradient_is_an_error(case):
+    """It would lack the second derivative of the sigmoids, as if the gradient were constant."""
+    value = SmoothAP(temperature=0.1)(case.embeddings, case.labels, case.memory)
+    with pytest.raises(UnimetricError, match="`smooth_ap` has no gradient of its gradient"):
+        torch.autograd.grad(value, case.embeddings, create_graph=True)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unimetric.arguments import Positive
+from unimetric.errors import UnimetricError
 from unimetric.geometry import BLOCK, CACHED, Memory, compare, upcast_half
 from unimetric.kinds import Loss
 
@@ -120,6 +121,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    if torch.is_grad_enabled():  # the saved slope would count as a constant
+        raise UnimetricError("`smooth_ap` has no gradient of its gradient", "use another loss, such as `multi_similarity`")
     return upstream * ctx.saved_tensors[0], None, None, None
 
 
