@@ -122,7 +122,8 @@ def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast, which would round similarities to half precision and overflow inner products."""
     device = embeddings.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    enabled = device != "meta" and torch.is_autocast_enabled(device)  # which is an error for meta
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 def _fitting(embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from unimetric.errors import UnimetricError
-from unimetric.spec import create, names
+from unimetric.geometry import Triplets
+from unimetric.spec import create, find, names
 
 CLASSES, DIM = 4, 8
 LOSSES = [name for name in names("losses") if "." not in name]
@@ -107,3 +108,16 @@ def test_miners_reject_batches_that_do_not_fit(name: str) -> None:
     for rows, given in ((embeddings[:0], labels[:0]), (embeddings, labels[:7])):
         with pytest.raises(UnimetricError, match=r"must have the shapes \(B, D\) and \(B,\)"):
             miner(rows, given)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if not list(build(name).parameters())])
+def test_losses_without_parameters_need_no_device(name: str) -> None:
+    """The meta device, which has no values, replaces a GPU."""
+    embeddings, labels = (each.to("meta") for each in batch())
+    assert build(name)(embeddings, labels).device.type == "meta"
+
+
+@pytest.mark.parametrize("name", [name for name in names("miners") if find("miners", name).gives is Triplets])
+def test_miners_need_no_device(name: str) -> None:
+    embeddings, labels = (each.to("meta") for each in batch())
+    assert create("losses", "triplet", miner=name)(embeddings, labels).device.type == "meta"

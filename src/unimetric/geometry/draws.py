@@ -87,7 +87,7 @@ def draw(weights: Float[Tensor, "B R"] | Bool[Tensor, "B R"], numbers: Float[Ten
 
     Args:
         weights: Nonnegative weight of each column.
-        numbers: One random number in [0, 1) per row.
+        numbers: One random number in [0, 1) per row, on any device.
 
     Returns:
         The drawn columns, and whether each row has any weight.
@@ -95,5 +95,6 @@ def draw(weights: Float[Tensor, "B R"] | Bool[Tensor, "B R"], numbers: Float[Ten
     total = weights.cumsum(-1, dtype=torch.float32 if weights.dtype == torch.bool else None)
     last = total[:, -1:]
     # A product that rounds up to the total would select a column past the last one with weight.
-    target = torch.minimum(numbers[:, None].to(total.dtype) * last, last * (1 - torch.finfo(total.dtype).eps))
+    numbers = numbers.to(total, non_blocking=True)  # a loss without parameters may have stayed on the CPU
+    target = torch.minimum(numbers[:, None] * last, last * (1 - torch.finfo(total.dtype).eps))
     return torch.searchsorted(total, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1), last[:, 0] > 0

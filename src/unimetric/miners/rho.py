@@ -58,7 +58,7 @@ class Rho(Miner):
 
     def forward(self, similarity: Float[Tensor, "B R"], pairs: Pairs) -> Triplets:
         mined = self.miner(similarity, pairs)
-        coin, number = self.dice(2 * len(mined.anchor)).view(2, -1)
+        coin, number = self.dice(2 * len(mined.anchor)).to(similarity.device, non_blocking=True).view(2, -1)
         switch = coin < self.p_switch
         sibling, has_sibling = draw(pairs.positive[mined.anchor], number)
         return Triplets(
