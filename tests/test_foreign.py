@@ -10,6 +10,7 @@ from pytorch_metric_learning import miners as peer_miners
 
 from unimetric.errors import UnimetricError
 from unimetric.geometry import Memory, Pairs, Triplets, compare, unit
+from unimetric.miners import Hardest
 from unimetric.objectives import Output
 from unimetric.spec import bind, create
 
@@ -204,3 +205,20 @@ def test_a_miner_that_does_not_fit_is_refused():
 def test_other_packages_pass_untouched():
     assert type(create("losses", "torch.nn.Identity", trust=["torch"])) is torch.nn.Identity
     assert isinstance(create("miners", "unimetric.miners.all.All")(*compare(*example())), Pairs)
+
+
+def test_objects_are_converted_like_dotted_names():
+    z, y = example()
+    for theirs in ("BatchHardMiner", "MultiSimilarityMiner"):
+        by_name = create("losses", "multi_similarity", miner=f"pytorch_metric_learning.miners.{theirs}")
+        assert create("losses", "multi_similarity", miner=getattr(peer_miners, theirs)())(z, y).item() == by_name(z, y).item()
+    for theirs in (peer_losses.ContrastiveLoss(), peer_losses.ProxyAnchorLoss(4, 8).double()):
+        loss = create("losses", theirs)
+        assert loss.loss is theirs and loss(z, y, None).item() == theirs(z, y).item()
+        assert loss.family == ("proxy" if list(theirs.parameters()) else "pair")
+
+
+def test_classes_are_not_objects():
+    for kind, part in (("miners", peer_miners.BatchHardMiner), ("miners", Hardest), ("losses", torch.nn.Identity)):
+        with pytest.raises(UnimetricError, match=f"`{part.__name__}` is a class(.|\n)*`{part.__name__}\\(\\)`"):
+            create(kind, part)

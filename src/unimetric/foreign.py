@@ -54,19 +54,26 @@ def is_module(part: Any) -> bool:
 def completed(kind: str, component: Any) -> Any:
     """Add the members that a third-party component lacks, and return the component.
 
-    Components of this package inherit all members and are returned unchanged.
+    Components of this package inherit all members and are returned unchanged. Losses and miners of
+    pytorch-metric-learning are converted.
 
     Args:
         kind: Folder of the kind, such as `heads`.
         component: Component. For kinds that are functions, the function itself.
 
     Raises:
-        UnimetricError: The component lacks a required attribute, or uses the name of a method of its
-            kind for something else.
+        UnimetricError: The component lacks a required attribute, uses the name of a method of its
+            kind for something else, or is a class.
     """
     interface = OF[kind]
-    if issubclass(interface, Component) and isinstance(component, interface):
-        return component
+    if issubclass(interface, Component):
+        if isinstance(component, interface):
+            return component
+        if inspect.isclass(component):
+            name = component.__name__
+            raise UnimetricError(f"`{name}` is a class, but one of its objects is required", f"write `{name}()`")
+    if _ROOTS.get(kind) in (theirs := _peers(type(component))):
+        return ForeignMiner(component) if kind == "miners" else ForeignLoss(component, proxies="WeightRegularizerMixin" in theirs)
     name = component.__name__ if inspect.isroutine(component) or inspect.isclass(component) else type(component).__name__
     for key in _REQUIRED.get(kind, ()):
         if not hasattr(component, key):
@@ -158,8 +165,7 @@ def build(kind: str, text: str, part: Any, arguments: dict[str, Any], miner: nn.
             of a loss's weights.
         miner: Miner of the run, for a loss.
     """
-    ancestors = inspect.getmro(part) if inspect.isclass(part) else ()
-    theirs = {ancestor.__name__ for ancestor in ancestors if ancestor.__module__.split(".")[0] == "pytorch_metric_learning"}
+    theirs = _peers(part)
     if kind not in _ROOTS or not theirs:
         return completed("backbones" if kind == "adapters" else kind, part(**arguments))
     if _ROOTS[kind] not in theirs:
@@ -177,6 +183,12 @@ def build(kind: str, text: str, part: Any, arguments: dict[str, Any], miner: nn.
         return ForeignMiner(built)
     built.lr = rate  # the parameter groups read it from the module that holds the weights
     return ForeignLoss(built, miner=miner, proxies="WeightRegularizerMixin" in theirs)
+
+
+def _peers(part: Any) -> set[str]:
+    """Return the names of a class and its ancestors that are in pytorch-metric-learning."""
+    ancestors = inspect.getmro(part) if inspect.isclass(part) else ()
+    return {ancestor.__name__ for ancestor in ancestors if ancestor.__module__.split(".")[0] == "pytorch_metric_learning"}
 
 
 class ForeignLoss(Loss):
