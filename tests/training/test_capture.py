@@ -181,6 +181,18 @@ def test_compiled_in_earnest(text):
             assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
+def test_transposed_embeddings_have_the_same_gradient():
+    eager = create("losses", "triplet")
+    captured, plain = compiled(copy.deepcopy(eager)), embeddings()
+    transposed = plain.detach().T.contiguous().T.requires_grad_()
+    value, expected = captured(transposed, LABELS), eager(plain, LABELS)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5) and one(value)
+    value.backward()
+    expected.backward()
+    assert torch.allclose(transposed.grad, plain.grad, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("private", ["_decompositions", "_make_once", "_count_in_32_bits"])
 def test_private_function_that_changed_costs_only_speed(handed, monkeypatch, recwarn, private):
     def changed(*_):

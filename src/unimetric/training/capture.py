@@ -110,8 +110,13 @@ def _compile_joint(graph: fx.GraphModule, fakes: list[Any], options: dict[str, A
         reached[:] = [place for place, slope in zip(wanted, slopes, strict=True) if slope is not None]
         return value.detach(), *(slope for slope in slopes if slope is not None)
 
+    def in_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+        # Of transposed inputs, inductor returns wrong gradients: the changes below keep no strides.
+        return [tensor.contiguous() if place in wanted else tensor for place, tensor in enumerate(tensors)]
+
     with torch.no_grad():
         with fakes[0].fake_mode:
+            fakes = in_rows(fakes)
             joint = make_fx(both, decomposition_table=_decompositions())(*fakes)
         for improve in (_count_in_32_bits, _add_rows, _make_once, *([_turn_right_sides] if platform.machine() == "aarch64" else [])):
             improve(joint)
@@ -123,7 +128,7 @@ def _compile_joint(graph: fx.GraphModule, fakes: list[Any], options: dict[str, A
 
         @staticmethod
         def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-            value, *slopes = run(*tensors)
+            value, *slopes = run(*in_rows(tensors))
             ctx.save_for_backward(*slopes)
             return value
 
