@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from unimetric.config import from_settings
+from unimetric.errors import UnimetricError
 from unimetric.samplers.by_source import BySource, apportion
 from unimetric.training.loop import train
 
@@ -94,3 +95,10 @@ def test_warns_about_a_source_without_negatives(caplog):
     assert not caplog.text
     BySource(**arguments)
     assert "1 of 2 sources have one class, such as `jugs/all`" in caplog.text and "mixed=True" in caplog.text
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 0, -1, -1]), np.array([0, 0, 2, 2])])
+def test_labels_without_a_name_are_rejected(labels):
+    """A negative label would count from the end."""
+    with pytest.raises(UnimetricError, match=r"`labels` must be from 0 to 1, got (-1 to 0|0 to 2)"):
+        BySource(labels=labels, batch_size=2, class_names=("a/x", "b/y"))

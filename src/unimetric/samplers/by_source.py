@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from unimetric.arguments import Count, Fraction, Seed
+from unimetric.errors import UnimetricError
 from unimetric.kinds import Sampler
 from unimetric.samplers._classes import batches, group, groups_per_batch
 from unimetric.samplers.samples_per_class import SamplesPerClass
@@ -60,7 +61,14 @@ class BySource(Sampler):
         mixed: bool = False,
         level: Count = 1,
     ) -> None:
-        labels = group(labels).number if not len(class_names) else np.asarray(labels)
+        classes, labels = group(labels), np.asarray(labels)
+        if not len(class_names):
+            labels = classes.number
+        elif labels.min() < 0 or labels.max() >= len(class_names):
+            raise UnimetricError(
+                f"`labels` must be from 0 to {len(class_names) - 1}, got {labels.min()} to {labels.max()}",
+                "give the name of each class, by label, as `class_names`",
+            )
         owner = sources_of(labels, class_names, level)
         self.rows = [np.flatnonzero(owner == number) for number in range(int(owner.max()) + 1)]
         self.labels, self.batch_size, self.seed, self.n, self.mixed = labels, batch_size, seed, n, mixed
