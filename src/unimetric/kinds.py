@@ -120,7 +120,10 @@ def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
-    """Disable autocast, which would round similarities to half precision and overflow inner products."""
+    """Return a context without autocast, which would round similarities to half precision.
+
+    In float16, inner products of raw embeddings would overflow.
+    """
     device = embeddings.device.type
     enabled = device != "meta" and torch.is_autocast_enabled(device)  # which is an error for meta
     return torch.autocast(device, enabled=False) if enabled else nullcontext()
