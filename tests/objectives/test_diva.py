@@ -263,6 +263,19 @@ def test_the_copy_follows_as_a_moving_average():
         torch.testing.assert_close(objective.teacher.state_dict()[key], expected, rtol=1e-9, atol=1e-12)
 
 
+def test_copy_follows_a_network_in_half_precision():
+    student, objective = model().float(), build(momentum=0.5)
+    objective.meet(student)
+    student.bfloat16()  # `precision = "bf16-true"` converts the network after that
+    expected = {name: (objective.teacher.get_parameter(name) + value.float() * 3) / 2 for name, value in student.named_parameters()}
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter *= 3
+        objective.stepped()
+    for name, value in expected.items():
+        torch.testing.assert_close(objective.teacher.get_parameter(name), value, rtol=0.01, atol=1e-6)
+
+
 def test_keys_are_the_second_view_through_the_copy():
     student, objective = model(), build()
     objective.meet(student)

@@ -177,8 +177,10 @@ class Diva(Objective):
         """The copy follows the network: parameters as a moving average, statistics as they are."""
         if self.teacher is None:
             return
-        parameters = [[p.detach() for p in model.parameters()] for model in (self.teacher, *self.student)]
-        torch._foreach_lerp_(parameters[0], parameters[1], 1 - self.momentum)
+        mean = [parameter.detach() for parameter in self.teacher.parameters()]
+        # With `precision = "bf16-true"`, the network has half precision, and the mean has not.
+        new = [theirs.detach().to(mine.dtype) for mine, theirs in zip(mean, self.student[0].parameters(), strict=True)]
+        torch._foreach_lerp_(mean, new, 1 - self.momentum)
         for mine, theirs in zip(self.teacher.buffers(), self.student[0].buffers(), strict=True):
             mine.copy_(theirs)
 
