@@ -147,6 +147,23 @@ def test_a_lost_rank_stops_the_others(config: RunConfig, tmp_path: Path, number:
     assert all(torch.allclose(one[key], two[key], rtol=1e-2, atol=1e-3) for key in one)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes of the ranks in /proc")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_rank_lost_at_the_start_stops_the_other(config: RunConfig, tmp_path: Path, lost: int) -> None:
+    process = start(changed(config, **VIT, device="cpu:2", strategy="ddp"), tmp_path / "run")
+    try:
+        while not (others := children(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.kill(others[0] if lost else process.pid, signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)  # all ranks hold the pipe, so it ends with the last of them
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert f"rank {lost} of 2 was killed or has crashed" in errors
+    assert process.returncode == (2 if lost else -signal.SIGKILL)
+
+
 def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:
     config = changed(config, **VIT, loss="arcface", epochs=60, evaluate_every=0, device="cpu:2", strategy="ddp")
     process = start(config, tmp_path / "run")

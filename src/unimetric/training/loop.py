@@ -55,10 +55,13 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
 
     # --- Devices ----------------------------------------------------------------------------------
     fabric = open_fabric(config, loggers=open_logger(config, folder), several=True)
-    fabric.launch()
-    main = fabric.global_rank == 0
-
-    with RankWatch(fabric), closed_loggers(fabric), Display(quiet=quiet or not main) as display, Signals() as signals, ExitStack() as held:
+    with (
+        RankWatch(fabric) as main,
+        closed_loggers(fabric),
+        Display(quiet=quiet or not main) as display,
+        Signals() as signals,
+        ExitStack() as held,
+    ):
         # --- Build everything a step needs; reject what cannot run before an image is read ------------
         state = build_training_state(config, fabric, display)
         check_data(state, folder)

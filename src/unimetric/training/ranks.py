@@ -22,15 +22,20 @@ from unimetric.runs.device import Fabric
 #: Messages of ranks: alive, finished, ended with an error, and stop now.
 _ALIVE, _DONE, _FAILED, _STOP = b".", b"d", b"e", b"s"
 
+#: Environment variable with the process of the first rank, for the ranks that it starts.
+_FIRST = "UNIMETRIC_FIRST_RANK"
+
 #: Token, rank and process of a rank, sent once; the name of its machine follows.
 _HELLO = struct.Struct("!16sII64s")
 
 
 class RankWatch:
-    """Context in which all ranks of a run end, with a sentence, if one of them is lost.
+    """Launch of all ranks of a run, and a context in which all end, with a sentence, if one of them is lost.
 
     Args:
-        fabric: Fabric of the run, after its launch. With one rank, nothing is watched.
+        fabric: Fabric of the run, before its launch. With one rank, nothing is watched.
+
+    The value of the context is whether this is the first rank.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -40,13 +45,41 @@ class RankWatch:
         self.peers: dict[int, socket.socket] = {}
         self.local: dict[int, int] = {}  # processes of the ranks on this machine
 
-    def __enter__(self) -> RankWatch:
-        if self.fabric.world_size > 1:
-            self._connect()
-            for rank in self.peers:
-                threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+    def __enter__(self) -> bool:
+        first = int(os.environ.pop(_FIRST, "0"))
+        os.environ[_FIRST] = str(os.getpid())
+        connected = threading.Event()
+        threading.Thread(target=self._watch_start, args=(first, connected), daemon=True).start()
+        try:
+            self.fabric.launch()
+            if self.fabric.world_size > 1:
+                self._connect()
+        except (RuntimeError, OSError):  # also if a rank is lost, which `_watch_start` reports
+            time.sleep(1)
+            raise
+        finally:
+            connected.set()
+            del os.environ[_FIRST]
+        for rank in self.peers:
+            threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+        if self.peers:
             threading.Thread(target=self._beat, daemon=True).start()
-        return self
+        return self.fabric.global_rank == 0
+
+    def _watch_start(self, first: int, connected: threading.Event) -> None:
+        """Stop this rank if another one on this machine ends before all are connected.
+
+        Args:
+            first: Process of the first rank if it has started this one, else 0.
+            connected: Event after which the connections are watched.
+        """
+        launcher: Any = self.fabric.strategy.launcher
+        while not connected.wait(0.2):
+            if first and os.name == "posix" and os.getppid() != first:
+                self._stop(0, "was killed or has crashed")
+            for rank, process in enumerate(getattr(launcher, "procs", ()), 1):
+                if process.poll():
+                    self._stop(rank, "was killed or has crashed" if process.returncode < 0 else "has ended with an error")
 
     def _connect(self) -> None:
         """Connect every rank with the first one."""
@@ -119,7 +152,8 @@ class RankWatch:
             if self.over.is_set():
                 return
             self.over.set()
-            text = f"\nerror: rank {rank} of {self.fabric.world_size} {problem}, so that all ranks stop\n\n"
+            ranks = max(self.fabric.world_size, int(os.environ.get("WORLD_SIZE", "1")))  # Fabric learns it at the end of its launch
+            text = f"\nerror: rank {rank} of {ranks} {problem}, so that all ranks stop\n\n"
             hint = "hint: run the same command to resume from the last checkpoint, with this or another number of devices\n"
             sys.stdout.flush()
             os.write(2, (text + hint).encode())
