@@ -23,6 +23,7 @@ from tests.conftest import changed
 
 from unimetric.config import RunConfig, load
 from unimetric.losses import ArcFace
+from unimetric.runs.folder import lock_folder
 from unimetric.training.loop import train
 from unimetric.training.ranks import RankWatch
 
@@ -162,6 +163,15 @@ def test_rank_lost_at_the_start_stops_the_other(config: RunConfig, tmp_path: Pat
             os.killpg(process.pid, signal.SIGKILL)
     assert f"rank {lost} of 2 was killed or has crashed" in errors
     assert process.returncode == (2 if lost else -signal.SIGKILL)
+
+
+def test_error_of_one_rank_is_the_only_one(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with lock_folder(tmp_path / "run"):  # which only the first rank locks
+        process = start(changed(config, device="cpu:2", strategy="ddp"), tmp_path / "run")
+        _, errors = process.communicate(timeout=200)
+    assert process.returncode == 2 and "another process is training in it" in errors
+    assert "rank 0 of 2 has ended with an error" in errors and "Traceback" not in errors
 
 
 def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:

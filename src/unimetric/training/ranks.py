@@ -43,6 +43,7 @@ class RankWatch:
         # Seconds without a byte after which a rank counts as hung.
         self.silence = float(os.environ.get("UNIMETRIC_RANK_SILENCE", "30"))
         self.peers: dict[int, socket.socket] = {}
+        self.failed: int | None = None  # rank that has ended with an error, which it has printed
         self.local: dict[int, int] = {}  # processes of the ranks on this machine
 
     def __enter__(self) -> bool:
@@ -141,6 +142,7 @@ class RankWatch:
             if _STOP in message:  # the first rank has printed the reason
                 os._exit(2)
             if _FAILED in message:  # this rank may be about to print the same error, and end by itself
+                self.failed = rank
                 return None if self.over.wait(15) else self._stop(rank, "has ended with an error")
             if not message:
                 return self._stop(rank, "was killed or has crashed")
@@ -167,6 +169,8 @@ class RankWatch:
             return
         if kind is not None and issubclass(kind, RuntimeError):  # the error of a collective operation, if a rank is lost
             time.sleep(5)
+            if self.failed is not None:
+                self._stop(self.failed, "has ended with an error")
         self.over.set()
         self._send(_DONE if kind is None else _FAILED)
         for peer in self.peers.values():
