@@ -27,12 +27,12 @@ from unimetric.analysis.evaluate import evaluate
 from unimetric.config import RunConfig
 from unimetric.errors import Interrupted, UnimetricError
 from unimetric.images.loading import Resident, Streamed
-from unimetric.runs.device import CSVLogger
+from unimetric.runs.device import CSVLogger, open_fabric
 from unimetric.runs.display import Display
 from unimetric.runs.weights import read_tensors
 from unimetric.samplers.samples_per_class import SamplesPerClass
 from unimetric.spec import trusting
-from unimetric.training.log import Log
+from unimetric.training.log import Log, open_logger
 from unimetric.training.loop import train
 from unimetric.training.state import build_training_state
 
@@ -534,6 +534,15 @@ def test_the_table_of_a_run_that_went_on_is_whole(config: RunConfig, tmp_path: P
     train(changed(config, epochs=2, logger="csv"), folder, quiet=True)
     rows = (folder / "csv" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 1 + len(read_log(folder)) == 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the thread that writes
+def test_tensorboard_on_full_disk_is_an_error_of_the_disk(config: RunConfig, tmp_path: Path, small_disk) -> None:
+    config = changed(config, logger="tensorboard")
+    log = Log(tmp_path, open_fabric(config, loggers=open_logger(config, tmp_path)), upto=-1)
+    with small_disk(), pytest.raises(OSError, match="File too large"):
+        for epoch in range(1000):
+            log._send({"epoch": epoch, "loss": 1.0})
 
 
 def test_loggers_are_told_how_a_run_ended(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,12 @@ class Log:
         self._send(line)
 
     def _send(self, line: dict[str, Any]) -> None:
-        self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
+        try:
+            self.fabric.log_dict({key: value for key, value in line.items() if isinstance(value, int | float)}, step=line["epoch"])
+        except ValueError as error:
+            if isinstance(error.__cause__, OSError):  # Lightning reports a full disk as a value that cannot be logged
+                raise error.__cause__ from None
+            raise
 
 
 def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
