@@ -30,12 +30,12 @@ _HELLO = struct.Struct("!16sII64s")
 
 
 class RankWatch:
-    """Launch of all ranks of a run, and a context in which all end, with a sentence, if one of them is lost.
+    """Launch of all ranks of a run, and a context in which all end if one of them is lost.
+
+    The value of the context is whether this is the first rank.
 
     Args:
         fabric: Fabric of the run, before its launch. With one rank, nothing is watched.
-
-    The value of the context is whether this is the first rank.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -75,10 +75,11 @@ class RankWatch:
             connected: Event after which the connections are watched.
         """
         launcher: Any = self.fabric.strategy.launcher
+        started = launcher.procs if type(launcher).__name__ == "_SubprocessScriptLauncher" else ()  # others start no processes here
         while not connected.wait(0.2):
             if first and os.name == "posix" and os.getppid() != first:
                 self._stop(0, "was killed or has crashed")
-            for rank, process in enumerate(getattr(launcher, "procs", ()), 1):
+            for rank, process in enumerate(started, 1):
                 if process.poll():
                     self._stop(rank, "was killed or has crashed" if process.returncode < 0 else "has ended with an error")
 
