@@ -152,6 +152,7 @@ def test_every_input_is_named() -> None:
         ("adapter", "puma(rank=0)", "rank"),
         ("precision", "banana", "precision"),
         ("device", "banana", "device"),
+        ("strategy", "ddp_spawn", "strategy"),
         ("strategy", "banana", "strategy"),
         ("residence", "banana", "residence"),
         ("epochs", 0, "epochs"),

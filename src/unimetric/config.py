@@ -111,8 +111,12 @@ class RunConfig:
     device: Annotated[str, Form(r"(auto|cpu|cuda|gpu|mps|tpu)(:[1-9]\d*)?", "`auto`, `cpu` or `cuda`, with a number as in `cuda:4`")] = (
         "auto"
     )
-    strategy: Annotated[
-        str, Form(r"auto|dp|(ddp|fsdp|deepspeed|xla)(_\w+)?|single_\w+", "`auto`, or `ddp`, `fsdp` or another strategy of Fabric")
+    strategy: Annotated[  # those that start a function in their processes would need one instead of the loop
+        str,
+        Form(
+            r"auto|dp|(ddp|fsdp|deepspeed|xla)(_(?!\w*(spawn|fork|notebook))\w+)?|single_\w+",
+            "`auto`, or `ddp`, `fsdp` or another strategy of Fabric without spawn, fork or notebook",
+        ),
     ] = "auto"
     compile: bool = False
     clip_norm: NonNegative = 0.0
