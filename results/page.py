@@ -7,6 +7,7 @@
     {{ correlation: TABLE > COLUMN > COLUMN }}       Pearson's correlation over the rows with both values, and its interval
     {{ difference: TABLE > COLUMN > COLUMN }}        mean of the second column minus the first, its standard error, and the number of rows
     {{ verdict: TABLE > COLUMN > A over B, C ; G }}  verdict and evidence: whether row A exceeds rows B and C; A - B is G in the paper
+    {{ rarer: TABLE > COLUMN }}                      by how much half as many evaluations lower the best value, and the number of runs
     {{ figure: NAME ; T }}                           a figure with the caption T, if its runs are stored
 """
 
@@ -181,6 +182,15 @@ class Results:
         """Format the mean difference of two columns, its standard error over the rows with both, and the number of these rows."""
         gaps = [after - before for before, after in self.points(self.find("table", name), first, second).values()]
         return f"{statistics.mean(gaps):.1f}±{statistics.stdev(gaps) / len(gaps) ** 0.5:.1f} ({len(gaps)} rows)"
+
+    def as_rarer(self, name: str, head: str) -> str:
+        """Format by how much the best value is lower without every second evaluation, on average, and the number of runs."""
+        table = self.find("table", name)
+        column = self.find("column", head, table)
+        names = [name for row in table["rows"] for name in row.get(column.get("of", "runs"), [])]
+        curves = [self.runs[name]["curve"][column["metric"]][1:] for name in names]  # without the untrained network
+        gaps = [max(curve) - (max(curve[::2]) + max(curve[1::2])) / 2 for curve in curves if len(curve) > 1]
+        return f"{column.get('scale', 100) * statistics.fmean(gaps):.1f} points ({len(gaps)} runs)"
 
     def as_verdict(self, name: str, head: str, claim: str, paper: str) -> str:
         """Format the verdict on `A over B, C` and its evidence, as two cells.

@@ -334,6 +334,7 @@ def test_placeholders_are_filled_inner_ones_first(tmp_path: Path) -> None:
     assert found.fill("{{ cell: t > one > best }} {{ cell: t > one > first }}") == "50.0 90.0"
     assert found.fill("{{ correlation: t > best > last }}") == "0.92 (3 rows)"
     assert found.fill("{{ difference: t > best > last }}") == "-57.8±4.2 (3 rows)"
+    assert found.fill("{{ rarer: t > best }}") == "8.7 points (3 runs)"
     assert found.fill("{{ figure: f ; {{ cell: t > one > best }} }}{{ figure: g ; none }}") == "![50.0](f.png)"
 
 
