@@ -27,6 +27,14 @@ def test_smaller_embeddings_are_named_and_rounded() -> None:
     assert 0 < (round_to(points, "float16") - round_to(points, "float32")).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("dim", [8, 20, 128])
+def test_ties_of_binary_codes_go_to_the_lowest_row(dim: int) -> None:
+    codes = round_to(torch.randn(600, dim, generator=torch.Generator().manual_seed(0)), "binary")
+    scores = (codes @ codes.T).fill_diagonal_(-torch.inf)
+    expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :40]
+    assert torch.equal(Space(codes, torch.arange(600) // 2).neighbors(40), expected)
+
+
 def test_binary_warns_if_no_coordinate_is_negative(caplog: pytest.LogCaptureFixture) -> None:
     points = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
     list(compress(points, [4], ["binary"]))

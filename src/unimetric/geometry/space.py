@@ -124,6 +124,12 @@ def _rows(points: Float[Tensor, "N D"], index: Int[Tensor, "M"]) -> Float[Tensor
     return points[first : last + 1] if last - first + 1 == len(index) else points[index]
 
 
+def _are_codes(points: Float[Tensor, "N D"]) -> bool:
+    """Return whether all coordinates have the same absolute value. The first point decides in most cases."""
+    size = points[0, 0].abs()
+    return all(bool((some.abs() == size).all()) for some in (points[0], points))
+
+
 class Rerank(Protocol):
     """Interface of `geometry.rerank`, which reorders the first `depth` neighbors of queries."""
 
@@ -322,6 +328,8 @@ class Space:
         c x^2)(1 - c y^2))), is a monotonic function of the latter.
         """
         points = self.points
+        if self.geometry == "cosine" and _are_codes(points):
+            points = points.sign()  # their products are integers, so that equal scores are equal after rounding
         if self.geometry == "euclidean":
             # Shifting and scaling keep the order. float32 is most precise near the origin.
             points = points - points.mean(0)
