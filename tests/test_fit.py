@@ -19,6 +19,8 @@ MISFITS = [
     {"loss": "proxy_anchor", "miner": "semihard"},
     {"loss": "circle(miner='semihard')"},
     {"loss": "triplet(miner='rho')", "objective": "cross_batch(size=16)"},
+    {"loss": "margin(or_count=True)", "miner": "multi_similarity"},
+    {"loss": "margin(or_count=True, miner='all')"},
     {"objective": "s2sd(loss='circle')", "miner": "semihard"},
     {"sampler": "samples_per_class(n=3)"},
     {"sampler": "distance_matching(big_batch=3)"},
@@ -34,6 +36,7 @@ MISFITS = [
 FITS = [
     {"loss": "margin", "miner": "multi_similarity"},
     {"loss": "triplet(miner='rho')"},
+    {"loss": "margin(or_count=True)", "miner": "semihard"},
     {"objective": "crt", "head": "crt"},
     {"objective": "diva", "head": "diva"},
     {"objective": "crt(diversity=0)", "head": "crt(coded=False, pool='mean')"},

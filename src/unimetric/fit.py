@@ -17,7 +17,7 @@ from typing import Any
 from unimetric.config import RunConfig
 from unimetric.declarations import Declaration, defined
 from unimetric.errors import UnimetricError, locating
-from unimetric.spec import OFFERED, bind_arguments, complete_arguments, declaration, parse
+from unimetric.spec import OFFERED, complete_arguments, declaration, parse
 
 #: Problem and hint of a geometry that the loss does not have.
 NO_CURVATURE = '`geometry = "poincare"` requires a loss with a curvature', 'use `loss = "hyperbolic"`, or `geometry = "cosine"`'
@@ -108,12 +108,12 @@ def _check_miner(loss: str, miner: str, setting: str) -> None:
     if "." in name or "miner" not in declaration("losses", name).parameters:
         return
     declared = declaration("losses", name)
-    default = declared.members["default_miner"]
-    wanted = bind_arguments("losses", loss, **OFFERED).get("miner") or miner or default
+    members, arguments = declared.members, complete_arguments("losses", loss, **OFFERED)
+    wanted = arguments["miner"] or miner or members["default_miner"]
     if "." not in parse(wanted).name:
         mined = declaration("miners", parse(wanted).name)
-        if mined.members["gives"] not in declared.members["reads"]:
-            raise miner_misfit(declared.name, declared.members["reads"], mined.name, mined.members["gives"], default)
+        only = members["needs_triplets"] if arguments.get(members["needs_triplets"]) else ""
+        check_mined(declared.name, members["reads"], mined.name, mined.members["gives"], default=members["default_miner"], only=only)
 
 
 def check_takes_miner(loss: str, setting: str) -> None:
@@ -123,8 +123,8 @@ def check_takes_miner(loss: str, setting: str) -> None:
         raise UnimetricError(f"`miner = {setting!r}`, but the loss `{name}` takes none", "leave it empty: `miner=` after the loss")
 
 
-def miner_misfit(loss: str, reads: Sequence[str], miner: str, gives: str, default: str) -> UnimetricError:
-    """Return the error for a miner whose tuples a loss does not read.
+def check_mined(loss: str, reads: Sequence[str], miner: str, gives: str, *, default: str, only: str) -> None:
+    """Raise an error if a loss does not read the tuples of a miner.
 
     Args:
         loss: Name of the loss.
@@ -132,11 +132,14 @@ def miner_misfit(loss: str, reads: Sequence[str], miner: str, gives: str, defaul
         miner: Name of the miner.
         gives: Name of the tuples that it gives.
         default: Name of the loss's default miner.
+        only: Name of an argument of the loss with which it reads triplets only, if it is set.
     """
-    return UnimetricError(
-        f"the loss {loss} reads {' or '.join(reads)}, but the miner {miner} gives {gives}",
-        f"leave `miner` out to use {loss}'s own, `{default}`",
-    )
+    if gives not in reads or (only and gives != "Triplets"):
+        name, read = (f"{loss}({only}=True)", "Triplets") if only else (loss, " or ".join(reads))
+        raise UnimetricError(
+            f"the loss {name} reads {read}, but the miner {miner} gives {gives}",
+            f"leave `miner` out to use {loss}'s own, `{default}`" + (f", or leave `{only}` out" if only else ""),
+        )
 
 
 # --- Conditions of constructors ---------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Loss(Component, nn.Module):
     family: Literal["pair", "tuple", "proxy"] = "pair"
     reads: tuple[type, ...] = ()  # what its miner may return: Pairs, Triplets; empty if it has no miner
     default_miner: str = ""
+    needs_triplets: str = ""  # argument, also an attribute, with which the loss reads triplets only
     lr: float | None = None  # learning rate of its parameters; None for the run's
     group: Mapping[str, Any] = MappingProxyType({})  # other options of its parameter group
     num_classes: int | None = None  # labels must be below, if it has parameters of each class

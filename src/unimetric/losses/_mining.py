@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unimetric.fit import miner_misfit
+from unimetric.fit import check_mined
 from unimetric.spec import create
 
 
@@ -17,7 +17,7 @@ def resolve_miner(loss: Any, miner: str | nn.Module | None) -> Any:
         UnimetricError: The loss does not read the tuples that the miner `gives`.
     """
     built = create("miners", miner or loss.default_miner)
-    if built.gives not in loss.reads:
-        reads = [kind.__name__ for kind in loss.reads]
-        raise miner_misfit(type(loss).__name__, reads, type(built).__name__, built.gives.__name__, loss.default_miner)
+    only = loss.needs_triplets if loss.needs_triplets and getattr(loss, loss.needs_triplets) else ""
+    reads = [kind.__name__ for kind in loss.reads]
+    check_mined(type(loss).__name__, reads, type(built).__name__, built.gives.__name__, default=loss.default_miner, only=only)
     return built

@@ -49,6 +49,7 @@ class Margin(Loss):
     family = "tuple"
     default_miner = "distance_weighted"
     reads = (Triplets, Pairs)
+    needs_triplets = "or_count"
 
     def __init__(
         self,
