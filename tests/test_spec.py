@@ -101,6 +101,15 @@ def test_a_miner_is_a_text() -> None:
     assert create("miners", "rho", miner=create("miners", "semihard")) is not None
 
 
+def test_built_components_take_no_arguments() -> None:
+    built = create("losses", "triplet")
+    assert create("losses", built, miner=None) is built
+    for given in ({"miner": "hardest"}, {"margin": 0.3}):
+        with pytest.raises(UnimetricError, match=f"`Triplet` is already built, and `{next(iter(given))}` would change nothing") as caught:
+            create("losses", built, **given)
+        assert "spec string" in caught.value.hint
+
+
 def test_code_that_does_not_say_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNIMETRIC_TRUST", "collections")
     assert "`OrderedDict` does not say its arguments" in refused("collections.OrderedDict()", "datasets")

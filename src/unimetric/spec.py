@@ -378,7 +378,8 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
 
     Args:
         kind: Folder of the component, such as `losses` or `heads`.
-        text: Spec string: a name or a call. A component that is already built is returned, with the members of its kind that it lacks.
+        text: Spec string: a name or a call. A component that is already built takes no arguments and is returned, with the members
+            of its kind that it lacks.
         trust: Names of packages whose classes and functions the spec string may name.
         given: Run-provided arguments (see `offered_to`), and inputs of a component that is a function, by name.
 
@@ -386,7 +387,15 @@ def create(kind: str, text: str | Any, *, trust: Sequence[str] = (), **given: An
         UnimetricError: The spec string is wrong, an argument is out of range, or an input is missing.
     """
     if not isinstance(text, str):
-        return _foreign().completed(kind, text)
+        component = _foreign().completed(kind, text)
+        ignored = [key for key, value in given.items() if value is not None]
+        if ignored:
+            name = getattr(text, "__name__", type(text).__name__)
+            raise UnimetricError(
+                f"`{name}` is already built, and `{ignored[0]}` would change nothing",
+                f"pass `{ignored[0]}` where it is built, or use a spec string",
+            )
+        return component
     if trust:
         with trusting(*trust):
             return create(kind, text, **given)
