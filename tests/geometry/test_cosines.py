@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unimetric.geometry import class_cosines, cosines, poincare, to_ball, unit
+from unimetric.geometry import class_cosines, cosines, length, poincare, to_ball, unit
 
 
 def points(count, seed=0):
@@ -19,9 +19,9 @@ def test_cosines_are_products_of_unit_vectors():
     assert torch.allclose(cosines(a), unit(a) @ unit(a).T, rtol=1e-12)
 
 
-def test_cosines_have_both_derivatives():
+def test_cosines_and_lengths_have_both_derivatives():
     a, b = points(4), points(5, seed=1)
-    for function, inputs in ((cosines, (a, b)), (cosines, (a,)), (lambda b: cosines(a.detach(), b), (b,))):
+    for function, inputs in ((cosines, (a, b)), (cosines, (a,)), (lambda b: cosines(a.detach(), b), (b,)), (length, (a,))):
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
 

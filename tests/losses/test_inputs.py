@@ -44,6 +44,16 @@ def test_autocast_changes_no_loss(name: str, dtype: torch.dtype) -> None:
     assert values[0].isfinite() and torch.equal(*values) and torch.equal(*slopes)
 
 
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "smooth_ap"])  # which rejects second derivatives
+def test_second_derivatives_are_finite(name: str) -> None:
+    embeddings, labels = batch()
+    embeddings[1], embeddings[5], embeddings[8] = 0, 1e-25, embeddings[4]  # zero, nearly zero, and coinciding embeddings
+    loss = build(name)(embeddings.requires_grad_(), labels)
+    (slope,) = torch.autograd.grad(loss, embeddings, create_graph=True)
+    (second,) = torch.autograd.grad(slope.square().sum(), embeddings)
+    assert slope.isfinite().all() and second.isfinite().all()
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_embeddings_that_are_not_finite_give_no_finite_loss(name: str) -> None:
     embeddings, labels = batch()

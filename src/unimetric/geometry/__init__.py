@@ -23,7 +23,7 @@ from unimetric.geometry.masks import (
 )
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_indices, as_pairs, compare, match
 from unimetric.geometry.poincare import poincare, poincare_mean, to_ball
-from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, gram, unit, upcast_half
+from unimetric.geometry.sphere import class_cosines, cosines, distances, euclidean, gram, length, unit, upcast_half
 from unimetric.geometry.triplets import BLOCK, CACHED, triplet_cosines, triplet_hinges
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "euclidean",
     "exclusion",
     "gram",
+    "length",
     "log1p_sum_exp",
     "log_sum_exp",
     "masked_max",

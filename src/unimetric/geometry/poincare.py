@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unimetric.geometry.sphere import length
+
 
 def to_ball(x: Float[Tensor, "*N D"], *, curvature: float, clip: float | None = None) -> Float[Tensor, "*N D"]:
     """Clip the norm, then map into the Poincare ball of radius 1/sqrt(curvature).
@@ -19,10 +21,10 @@ def to_ball(x: Float[Tensor, "*N D"], *, curvature: float, clip: float | None = 
     boundary, where distances have no gradient.
     """
     root = math.sqrt(curvature)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm = length(x)
     if clip is not None:
         x = x * (clip / (norm + 1e-5)).clamp_max(1)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = length(x)
     norm = norm.clamp_min(1e-5)
     return x * ((root * norm).tanh().clamp_max(1 - 1e-3) / (root * norm))
 

@@ -22,6 +22,27 @@ def unit(x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
     return x * torch.where(square > 1e-12, square, math.inf).rsqrt()
 
 
+def length(x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N 1"]:
+    """Return |x|.
+
+    A zero vector has zero gradient. Its second derivative is zero, too, where that of `vector_norm` is NaN.
+    """
+    return _Length.apply(x)
+
+
+class _Length(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        ctx.save_for_backward(x, norm)
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        x, norm = ctx.saved_tensors
+        return upstream[0] * (x / norm.masked_fill(norm < 1e-18, math.inf))  # a smaller one has no square in float32
+
+
 def euclidean(similarity: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """Return |a - b| = sqrt(2 - 2 s) of unit vectors from their cosine s.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from unimetric.arguments import NonNegative, Range
-from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, masked_mean, match, unit, upcast_half
+from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, length, masked_mean, match, unit, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -55,7 +55,7 @@ class Angular(Loss):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         raw = upcast_half(embeddings)
-        lengths = torch.linalg.vector_norm(raw, dim=-1)
+        lengths = length(raw)[:, 0]
         inverse = lengths.clamp_min(1e-6).reciprocal()[:, None]
         pairs = match(labels, memory, dim=raw.shape[-1])
         positive, has_positive = draw(pairs.positive, self.dice(len(labels)))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.arguments import NonNegative, Real
-from unimetric.geometry import Memory, compact_rows, gram, log_sum_exp, masked_mean, match, upcast_half
+from unimetric.geometry import Memory, compact_rows, gram, length, log_sum_exp, masked_mean, match, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -46,12 +45,12 @@ class GeneralizedLifted(Loss):
 
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         embeddings = upcast_half(embeddings)
-        lengths = torch.linalg.vector_norm(embeddings, dim=-1)
+        lengths = length(embeddings)[:, 0]
         if memory is None:
             product, reference_lengths = gram(embeddings), lengths
         else:
             references = upcast_half(memory.embeddings)
-            product, reference_lengths = embeddings @ references.T, torch.linalg.vector_norm(references, dim=-1)
+            product, reference_lengths = embeddings @ references.T, length(references)[:, 0]
         square = lengths.square()[:, None] + reference_lengths.square() - 2 * product
         distance = square.clamp_min(0).add(1e-8).sqrt()  # (B, R); the slope is at most 1e4 if two embeddings coincide
         pairs = match(labels, memory, dim=embeddings.shape[-1])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from unimetric.arguments import NonNegative, Positive
-from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, masked_mean, match, upcast_half
+from unimetric.geometry import CounterRNG, Memory, draw, exclusion, gram, length, masked_mean, match, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -63,7 +62,7 @@ class NPair(Loss):
             logits = product + exclusion(product, pairs.negative.scatter(1, positive[:, None], True))
             target = positive.masked_fill(~has_positive, -100)  # which cross_entropy skips
             contrast = cross_entropy(logits, target, reduction="sum") / has_positive.sum().clamp_min(1)
-        return contrast if self.nu == 0 else contrast + self.nu * torch.linalg.vector_norm(embeddings, dim=-1).mean()
+        return contrast if self.nu == 0 else contrast + self.nu * length(embeddings).mean()
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
         """Return the raw embeddings and the geometry in which evaluation compares them."""
