@@ -113,14 +113,14 @@ def _check_batch(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if low < 0 or high >= self.num_classes:
                 hint = "check `num_classes` of the loss, or number the classes from 0"
                 raise UnimetricError(f"labels must be from 0 to {self.num_classes - 1}, got {low} to {high}", hint)
-        with _full_precision(embeddings):
+        with full_precision(embeddings):
             # Miners skip embeddings that are not finite. The loss of a diverged model would be 0.
             return forward(self, embeddings, labels, *others, **named) + 0 * embeddings.detach().sum(dtype=torch.float32)
 
     return call
 
 
-def _full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
+def full_precision(embeddings: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast, which would round similarities to half precision.
 
     In float16, inner products of raw embeddings would overflow.
@@ -168,7 +168,7 @@ def _accept_labels(forward: Callable[..., Pairs | Triplets]) -> Callable[..., An
         if isinstance(pairs, Pairs):
             return forward(self, similarity, pairs)
         labels = _fitting(similarity, pairs)
-        with torch.no_grad(), _full_precision(similarity):
+        with torch.no_grad(), full_precision(similarity):
             return as_indices(forward(self, *compare(upcast_half(similarity), labels)))
 
     return mine

@@ -108,7 +108,7 @@ def test_a_setting_that_changes_is_seen(handed):
 
 
 def test_without_gradient_and_under_autocast_nothing_is_joined(handed):
-    minimise, z = compiled(create("losses", "sup_con")), embeddings()
+    minimise, z = compiled(Scaled()), embeddings()
     with torch.no_grad():
         assert not minimise(z, LABELS).requires_grad
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -116,6 +116,16 @@ def test_without_gradient_and_under_autocast_nothing_is_joined(handed):
     assert not one(value)
     value.backward()
     assert z.grad.isfinite().all()
+
+
+def test_autocast_does_not_change_the_gradient_of_a_compiled_loss(handed):
+    loss, z = create("losses", "sup_con"), embeddings()
+    (expected,) = torch.autograd.grad(loss(z, LABELS), z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = compiled(loss)(embeddings=z, labels=LABELS)
+    assert one(value)
+    value.backward()
+    torch.testing.assert_close(z.grad, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_an_objective_of_one_term_is_joined_and_one_of_several_is_not(handed):

@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from unimetric.errors import UnimetricError
+from unimetric.kinds import Loss, full_precision
 
 
 def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph: bool = True) -> Any:
@@ -45,9 +46,23 @@ def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph
         # Compile the calls between kernels as well. Recompute masks of up to fifty operations where they are read, because stored
         # truth values are read one by one.
         options: dict[str, Any] = {"cpp_wrapper": True, "realize_opcount_threshold": 50}
-        return torch.compile(module, fullgraph=fullgraph, dynamic=False, backend=with_gradient, options=options)
-    # As one CUDA graph, a hundred small kernels are launched at once, and the host does not fall behind the device.
-    return torch.compile(module, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
+        found: Any = torch.compile(module, fullgraph=fullgraph, dynamic=False, backend=with_gradient, options=options)
+    else:
+        # As one CUDA graph, a hundred small kernels are launched at once, and the host does not fall behind the device.
+        found = torch.compile(module, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
+    if isinstance(module, Loss):
+        found.forward = _without_autocast(found.forward)
+    return found
+
+
+def _without_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Disable autocast outside the graph of a loss. The compiler would apply it to the backward pass."""
+
+    def call(embeddings: Tensor, *others: Any, **named: Any) -> Tensor:
+        with full_precision(embeddings):
+            return forward(embeddings, *others, **named)
+
+    return call
 
 
 def compiled_model(model: nn.Module, *, graphs: bool) -> Any:
