@@ -125,9 +125,9 @@ def _rows(points: Float[Tensor, "N D"], index: Int[Tensor, "M"]) -> Float[Tensor
 
 
 def _are_codes(points: Float[Tensor, "N D"]) -> bool:
-    """Return whether all coordinates have the same absolute value. The first point decides in most cases."""
+    """Return whether all coordinates have the same absolute value."""
     size = points[0, 0].abs()
-    return all(bool((some.abs() == size).all()) for some in (points[0], points))
+    return all(bool((some.abs() == size).all()) for some in (points[0], points))  # the first point decides in most cases
 
 
 class Rerank(Protocol):

@@ -56,7 +56,7 @@ def compiled(module: nn.Module, device: str | torch.device = "cpu", *, fullgraph
 
 
 def _without_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Disable autocast outside the graph of a loss. The compiler would apply it to the backward pass."""
+    """Disable autocast outside the graph, whose backward pass it would change."""
 
     def call(embeddings: Tensor, *others: Any, **named: Any) -> Tensor:
         with full_precision(embeddings):
