@@ -19,7 +19,6 @@ from unimetric.geometry.masks import (
     masked_max,
     masked_mean,
     masked_min,
-    masked_sum,
 )
 from unimetric.geometry.pairs import Memory, Pairs, Triplets, as_indices, as_pairs, compare, match
 from unimetric.geometry.poincare import poincare, poincare_mean, to_ball
@@ -51,7 +50,6 @@ __all__ = [
     "masked_max",
     "masked_mean",
     "masked_min",
-    "masked_sum",
     "match",
     "poincare",
     "poincare_mean",

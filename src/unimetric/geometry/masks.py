@@ -17,11 +17,6 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
 
 
-def masked_sum(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """Return the sum over the masked entries of each row."""
-    return torch.where(mask, values, 0).sum(-1)
-
-
 def log_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
     """Return log sum exp over the masked entries of each row.
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unimetric.arguments import NonNegative, Positive
-from unimetric.geometry import Memory, at_most_zero, cosines, match, poincare, to_ball, upcast_half
+from unimetric.geometry import Memory, Pairs, at_most_zero, cosines, match, poincare, to_ball, upcast_half
 from unimetric.kinds import Loss
 
 
@@ -59,14 +59,7 @@ class Hyperbolic(Loss):
         embeddings = upcast_half(embeddings)
         pairs = match(labels, memory, dim=embeddings.shape[-1])
         score = self._closeness(embeddings, None if memory is None else memory.embeddings) / self.temperature  # (B, R)
-        view = _views(labels if memory is None else torch.where(memory.valid, memory.labels, -1))  # (R,)
-        group = _log_sum_exp_by(view, score, pairs.positive | pairs.negative)  # column v: over view v, without the anchor
-        own = group.gather(1, view[pairs.own][:, None])
-        loss = torch.logaddexp(group.gather(1, view.expand_as(score)), own) - score
-        total = torch.where(pairs.positive, loss, 0).sum()
-        if self.average:
-            return total / (pairs.positive.sum() + len(labels))
-        return total / (_views(labels) == 0).sum()  # each class has one first sample
+        return contrast_views(score, pairs, labels, memory, average=self.average)
 
     def placed(self, embeddings: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N D"], dict[str, Any]]:
         """Return the points to search for neighbors, and the options of their `Space`."""
@@ -81,6 +74,23 @@ class Hyperbolic(Loss):
         anchors = to_ball(embeddings, curvature=self.curvature, clip=self.clip)
         others = anchors if references is None else to_ball(references, curvature=self.curvature, clip=self.clip)
         return -poincare(anchors, others, curvature=self.curvature)
+
+
+def contrast_views(
+    score: Float[Tensor, "B R"], pairs: Pairs, labels: Int[Tensor, "B"], memory: Memory | None, *, average: bool
+) -> Float[Tensor, ""]:
+    """Return the cross entropy of positive pairs against the views of both samples.
+
+    Divided by the number of classes, or with `average` by that of positive pairs and samples.
+    """
+    view = _views(labels if memory is None else torch.where(memory.valid, memory.labels, -1))  # (R,)
+    group = _log_sum_exp_by(view, score, pairs.positive | pairs.negative)  # column v: over view v, without the anchor
+    own = group.gather(1, view[pairs.own][:, None])
+    loss = torch.logaddexp(group.gather(1, view.expand_as(score)), own) - score
+    total = torch.where(pairs.positive, loss, 0).sum()
+    if average:
+        return total / (pairs.positive.sum() + len(labels))
+    return total / (_views(labels) == 0).sum()  # each class has one first sample
 
 
 def _views(labels: Int[Tensor, "R"]) -> Int[Tensor, "R"]:

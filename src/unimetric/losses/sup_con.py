@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unimetric.arguments import Positive
-from unimetric.geometry import Memory, at_most_zero, compare, log_sum_exp, masked_max, masked_mean, masked_sum, upcast_half
+from unimetric.geometry import Memory, compare, log_sum_exp, masked_mean, upcast_half
 from unimetric.kinds import Loss
+from unimetric.losses.hyperbolic import contrast_views
 
 
 class SupCon(Loss):
@@ -49,19 +50,8 @@ class SupCon(Loss):
     def forward(self, embeddings: Float[Tensor, "B D"], labels: Int[Tensor, "B"], memory: Memory | None = None) -> Float[Tensor, ""]:
         similarity, pairs = compare(upcast_half(embeddings), labels, memory)
         logits = similarity * (1 / self.temperature)  # (B, R)
+        if self.pairwise:
+            return contrast_views(logits, pairs, labels, memory, average=True)
         count = pairs.positive.sum(-1)  # (B,)
-        if not self.pairwise:
-            everyone = log_sum_exp(logits, pairs.positive | pairs.negative)
-            return masked_mean(everyone - masked_sum(logits, pairs.positive) / count.clamp_min(1), count > 0)
-        names = labels if memory is None else memory.labels
-        alike = names[:, None] == names[None, :] if memory is None else (names[:, None] == names[None, :]) & memory.valid
-        view = alike.tril(-1).sum(-1)  # (R,) number of earlier samples of its class
-        top = masked_max(logits.detach(), pairs.positive | pairs.negative)[:, None]
-        logits = at_most_zero(logits - torch.where(top.isfinite(), top, 0))  # without the cap, the anchor itself would overflow
-        rivals = torch.where(pairs.negative, logits.exp(), 0)
-        # (B, R): column v sums an anchor's negatives of view v
-        views = torch.zeros_like(rivals).scatter_add(1, view.expand_as(rivals), rivals)
-        both = views.gather(1, view.expand_as(rivals)) + views.gather(1, view[pairs.own][:, None])
-        tiny = torch.finfo(logits.dtype).tiny
-        terms = (logits.exp() + both).clamp_min(tiny).log() - logits
-        return torch.where(pairs.positive, terms, 0).sum().clamp_min(0) / (count + 1).sum()
+        everyone = log_sum_exp(logits, pairs.positive | pairs.negative)
+        return masked_mean(everyone - torch.where(pairs.positive, logits, 0).sum(-1) / count.clamp_min(1), count > 0)
