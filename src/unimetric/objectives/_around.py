@@ -13,6 +13,11 @@ from unimetric.kinds import Objective, Output
 from unimetric.spec import create
 
 
+def _inner(name: str) -> Any:
+    """Return a property whose value is that of the inner objective."""
+    return property(lambda self: getattr(self.inner, name))
+
+
 class Around(Objective):
     """Objective around another one, which has all of its members.
 
@@ -21,29 +26,15 @@ class Around(Objective):
         provided: Arguments that the run provides to it.
     """
 
-    def __init__(self, objective: str, provided: dict[str, Any]) -> None:
+    views: int = _inner("views")
+    reads: tuple[str, ...] = _inner("reads")
+    one_pass: bool = _inner("one_pass")
+    whole_batch: bool = _inner("whole_batch")
+    optimizers: Mapping[str, torch.optim.Optimizer] = _inner("optimizers")
+
+    def __init__(self, objective: str, **provided: Any) -> None:
         super().__init__()
         self.inner = create("objectives", objective, **provided)
-
-    @property
-    def views(self) -> int:  # type: ignore[override]
-        return self.inner.views
-
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.inner.reads
-
-    @property
-    def one_pass(self) -> bool:  # type: ignore[override]
-        return self.inner.one_pass
-
-    @property
-    def whole_batch(self) -> bool:  # type: ignore[override]
-        return self.inner.whole_batch
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:  # type: ignore[override]
-        return self.inner.optimizers
 
     def meet(self, model: Any) -> None:
         self.inner.meet(model)

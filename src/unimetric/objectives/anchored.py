@@ -66,7 +66,7 @@ class Anchored(Around):
         seed: Seed = 0,
     ) -> None:
         sizes = {"num_classes": num_classes, "dim": dim, "branches": branches, "features": features}
-        super().__init__(objective, {"loss": loss, "miner": miner, **sizes, "batch_size": batch_size, "seed": seed})
+        super().__init__(objective, loss=loss, miner=miner, **sizes, batch_size=batch_size, seed=seed)
         self.weights, self.similarities, self.half_start = weights, similarities, half_start
         self.start: list[Any] = []  # the copy and the backbone, in a list, so that neither checkpoint nor optimizer contains the copy
         self.pairs: list[tuple[Tensor, Tensor]] = []  # trained parameters of the backbone, and their starting values

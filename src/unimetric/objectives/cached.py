@@ -69,7 +69,7 @@ class Cached(Around):
         seed: Seed = 0,
     ) -> None:
         sizes = {"num_classes": num_classes, "dim": dim, "branches": branches, "features": features}
-        super().__init__(objective, {"loss": loss, "miner": miner, **sizes, "batch_size": batch_size, "seed": seed})
+        super().__init__(objective, loss=loss, miner=miner, **sizes, batch_size=batch_size, seed=seed)
         if self.inner.whole_batch:
             raise UnimetricError(
                 f"`cached` computes chunks separately, but the objective `{objective}` combines images of the whole batch",
