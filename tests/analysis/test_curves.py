@@ -2,15 +2,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from unimetric.analysis.curves import change_against_mean, structure_trend
+from unimetric.analysis.curves import structure_trend
 from unimetric.analysis.swapping import even_targets, nearest
 from unimetric.errors import UnimetricError
-
-
-def test_changes_cancel():
-    scores = np.random.default_rng(0).random((5, 4))
-    change = change_against_mean(scores)
-    assert np.allclose(change.sum(0), 0) and np.allclose(change - change[0], scores - scores[0])
 
 
 def test_trend_is_a_line_through_normalised_points():

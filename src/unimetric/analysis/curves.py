@@ -1,4 +1,4 @@
-"""Scores over increasing shifts: AGS, change against the mean, trend, and intervals."""
+"""Scores over increasing shifts: AGS, trend, and intervals."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 from unimetric.errors import UnimetricError
-
-
-def change_against_mean(scores: Float[np.ndarray, "M S"]) -> Float[np.ndarray, "M S"]:
-    """Subtract the mean over all methods from the scores of each split.
-
-    Reference:
-        Fig. 2 of Milbich et al. 2021.
-
-    Args:
-        scores: One row per method, one column per split.
-
-    >>> change_against_mean(np.array([[0.8, 0.5], [0.6, 0.5]])).round(3).tolist()
-    [[0.1, 0.0], [-0.1, 0.0]]
-    """
-    return scores - scores.mean(0)
 
 
 class Trend(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unimetric.analysis.canvas import Canvas
-from unimetric.analysis.curves import ags, change_against_mean, structure_trend, t_interval
+from unimetric.analysis.curves import ags, structure_trend, t_interval
 from unimetric.analysis.evaluate import evaluate
 from unimetric.analysis.split import read_features
 from unimetric.config import NO_RESULT, RunConfig, load
@@ -247,7 +247,8 @@ def summarize(points: Points, far: dict[str, float], metrics: list[str], structu
         return np.array([[_mean(points[method][number], key) for number in shared] for method in methods])
 
     shared = sorted(set.intersection(*(set(found) for found in points.values())), key=far.__getitem__)
-    change = {key: change_against_mean(grid(points, key)) for key in metrics}
+    grids = {key: grid(points, key) for key in metrics}
+    change = {key: values - values.mean(0) for key, values in grids.items()}
     methods: dict[str, Any] = {}
     for row, (method, found) in enumerate(points.items()):
         numbers = sorted(found, key=far.__getitem__)

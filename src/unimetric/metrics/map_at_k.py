@@ -12,9 +12,7 @@ from unimetric.kinds import metric
 
 
 def _depth(space: Space, *, k: int | None, class_size: bool, divide: str = "") -> int:
-    if class_size:
-        return space.most_relevant + 1
-    return space.answers if k is None else k
+    return space.most_relevant + 1 if class_size else k or space.answers
 
 
 @metric(depth=_depth)

@@ -7,11 +7,7 @@ from unimetric.geometry.space import Space
 from unimetric.kinds import metric
 
 
-def _depth(space: Space, *, k: int | None) -> int:
-    return space.answers if k is None else k
-
-
-@metric(depth=_depth)
+@metric(depth=lambda space, k: k or space.answers)
 def mrr(space: Space, *, k: Count | None = 1000) -> float:
     """Mean reciprocal rank of the first match.
 
@@ -25,5 +21,5 @@ def mrr(space: Space, *, k: Count | None = 1000) -> float:
         k: Rank beyond which a first match counts as zero, which changes the mean by less than 1/k.
             None uses the whole gallery.
     """
-    depth = _depth(space, k=k)
+    depth = k or space.answers
     return space.average(depth, lambda hits: hits.first(depth))
