@@ -3,7 +3,7 @@ import pytest
 import scipy.linalg
 import torch
 
-from unimetric.geometry.frechet import frechet, frechet_of_points, gaussian, newton_schulz, trace_of_root
+from unimetric.geometry.frechet import eigenvalue_roots, frechet, frechet_of_points, gaussian, newton_schulz
 
 
 def sets(points=60, dim=9, count=4, seed=0):
@@ -62,4 +62,4 @@ def test_newton_schulz_finds_the_trace_of_the_root(spectrum):
     matrices = turns * values @ turns.mT
     expected = torch.full((4,), values.sqrt().sum().item(), dtype=torch.float64)
     assert torch.allclose(newton_schulz(matrices), expected, rtol=1e-6, atol=1e-12)
-    assert torch.allclose(trace_of_root(matrices), expected, rtol=1e-6, atol=1e-12)
+    assert torch.allclose(eigenvalue_roots(matrices), expected, rtol=1e-6, atol=1e-12)

@@ -15,7 +15,6 @@ from unimetric.geometry import (
     draw,
     euclidean,
     exclusion,
-    log1p_sum_exp,
     log_sum_exp,
     masked_max,
     masked_mean,
@@ -69,7 +68,7 @@ def test_masked_reductions_give_zero_for_an_empty_row() -> None:
     values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True], [False, False, False]])
     expected = math.log1p(math.exp(1) + math.exp(3))
-    out = log1p_sum_exp(values, mask)
+    out = torch.nn.functional.softplus(log_sum_exp(values, mask))
     assert math.isclose(out[0].item(), expected, rel_tol=1e-12)
     assert out[1].item() == 0
     out.sum().backward()

@@ -57,15 +57,6 @@ def frechet_of_points(
     return _assemble(mean, centered.square().sum((-2, -1)), other_mean, other_covariance, product)
 
 
-def trace_of_root(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
-    """Return tr A^(1/2) of positive semi-definite matrices.
-
-    A CPU uses eigenvalues, and a GPU uses Newton-Schulz iterations. Eigenvalues are slow on a GPU,
-    and torch synchronizes to check their convergence.
-    """
-    return newton_schulz(matrix) if matrix.is_cuda else eigenvalue_roots(matrix)
-
-
 def eigenvalue_roots(matrix: Float[Tensor, "*m P P"]) -> Float[Tensor, "*m"]:
     """Return tr A^(1/2) of positive semi-definite matrices from their eigenvalues.
 
@@ -123,7 +114,10 @@ def center(points: Float[Tensor, "*m P D"]) -> tuple[Float[Tensor, "*m D"], Floa
 
 def _assemble(mean: Tensor, trace: Tensor, other_mean: Tensor, other_covariance: Tensor, product: Tensor) -> Tensor:
     shift = (mean.double() - other_mean.double()).square().sum(-1)
-    return shift + trace + other_covariance.double().trace() - 2 * trace_of_root((product + product.mT) / 2)
+    matrix = (product + product.mT) / 2
+    # Eigenvalues are slow on a GPU, and torch synchronizes to check their convergence.
+    root = newton_schulz(matrix) if matrix.is_cuda else eigenvalue_roots(matrix)
+    return shift + trace + other_covariance.double().trace() - 2 * root
 
 
 def frechet_distance(points: Float[Tensor, "*m P D"], others: Float[Tensor, "*m Q D"]) -> Float[Tensor, "*m"]:

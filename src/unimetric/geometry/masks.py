@@ -36,14 +36,6 @@ def exclusion(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[
     return torch.zeros_like(values).masked_fill_(~mask, torch.finfo(values.dtype).min / 4)
 
 
-def log1p_sum_exp(values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B"]:
-    """Return log(1 + sum exp) over the masked entries of each row.
-
-    A row without entries returns zero with zero gradient.
-    """
-    return torch.nn.functional.softplus(log_sum_exp(values, mask))
-
-
 def at_most_zero(values: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
     """Return min(value, 0), with a slope of 1 at 0.
 

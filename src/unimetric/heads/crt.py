@@ -103,10 +103,14 @@ class CRT(Head):
         features: Count,
     ) -> None:
         super().__init__(dim, (dim, hidden))
-        _check(init, prototype_std, coded, pool)
-        _check_variants(
-            nested=nested and (activated or not shared), coded=coded, only_coded=nested or class_token or prototype_lr is not None
-        )
+        if prototype_std is not None and init == "orthogonal":
+            raise UnimetricError("crt: `prototype_std` requires an `init` other than `orthogonal`", "drop `prototype_std` or `init`")
+        if coded and pool != "summary":
+            raise UnimetricError(f"crt: `pool={pool!r}` requires `coded=False`", f"use `crt(coded=False, pool={pool!r})`, or drop `pool`")
+        if nested and (activated or not shared):
+            raise UnimetricError("crt: `nested=True` requires `shared=True` and `activated=False`", "drop the others")
+        if not coded and (nested or class_token or prototype_lr is not None):
+            raise UnimetricError("crt: `nested`, `class_token` and `prototype_lr` require `coded=True`", "drop them, or `coded=False`")
         self.shared, self.coded, self.nested = shared, coded, nested
         self.class_token, self.prototype_lr = class_token, prototype_lr
         self.activated, self.normalise_positions, self.pool = activated, normalise_positions, pool
@@ -190,22 +194,6 @@ class CRT(Head):
                 "the head `crt` requires spatial positions, but the backbone returns only a global token", 'use `head = "linear"`'
             )
         return self.reduce(tokens[:, 0 if self.class_token else 1 :])
-
-
-def _check(init: str, std: float | None, coded: bool, pool: str) -> None:
-    """Raise an error for combinations of arguments that the head does not support."""
-    if std is not None and init == "orthogonal":
-        raise UnimetricError("crt: `prototype_std` requires an `init` other than `orthogonal`", "drop `prototype_std` or `init`")
-    if coded and pool != "summary":
-        raise UnimetricError(f"crt: `pool={pool!r}` requires `coded=False`", f"use `crt(coded=False, pool={pool!r})`, or drop `pool`")
-
-
-def _check_variants(*, nested: bool, coded: bool, only_coded: bool) -> None:
-    """Raise an error for variants that exclude each other."""
-    if nested:
-        raise UnimetricError("crt: `nested=True` requires `shared=True` and `activated=False`", "drop the others")
-    if only_coded and not coded:
-        raise UnimetricError("crt: `nested`, `class_token` and `prototype_lr` require `coded=True`", "drop them, or `coded=False`")
 
 
 def _linear(inputs: int, outputs: int, init: str) -> nn.Linear:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from unimetric.arguments import Positive, Real
-from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compact_rows, compare, log1p_sum_exp, masked_mean, upcast_half
+from unimetric.geometry import Memory, Pairs, Triplets, as_pairs, compact_rows, compare, log_sum_exp, masked_mean, upcast_half
 from unimetric.kinds import Loss
 from unimetric.losses._mining import resolve_miner
 
@@ -64,7 +65,7 @@ class MultiSimilarity(Loss):
         mined = self.miner(similarity.detach(), pairs)
         pairs = as_pairs(mined, pairs) if isinstance(mined, Triplets) else mined
         near, counted = compact_rows(similarity, pairs.positive)
-        pull = log1p_sum_exp(-self.alpha * (near - self.base), counted) / self.alpha  # (B,)
-        push = log1p_sum_exp(self.beta * (similarity - self.base), pairs.negative) / self.beta
+        pull = softplus(log_sum_exp(-self.alpha * (near - self.base), counted)) / self.alpha  # (B,)
+        push = softplus(log_sum_exp(self.beta * (similarity - self.base), pairs.negative)) / self.beta
         kept = pairs.positive.any(-1) & pairs.negative.any(-1)
         return masked_mean(pull + push, kept) if self.kept_only else ((pull + push) * kept).mean()
