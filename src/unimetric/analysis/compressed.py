@@ -41,15 +41,13 @@ def compress(
 ) -> Iterator[tuple[str, Float[Tensor, "N d"]]]:
     """Yield smaller embeddings by name, such as `dim=32`, `int8` and `dim=32, int8`.
 
+    `check_compression` must accept the arguments.
+
     Args:
         embeddings: Raw embeddings.
         dims: Numbers of first dimensions to keep.
         precisions: Names out of `PRECISIONS`. `int8` divides each vector by its largest coordinate; `binary` keeps the signs.
-
-    Raises:
-        UnimetricError: The embeddings have fewer dimensions, or a precision is unknown.
     """
-    check_compression(dims, precisions, dim=embeddings.shape[1])
     if "binary" in precisions and not (embeddings < 0).any():
         message = "`binary` keeps the signs, but no coordinate is negative, so all embeddings become equal; add a head, such as `linear`"
         logging.getLogger("unimetric").warning(message)
