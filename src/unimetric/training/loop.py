@@ -87,7 +87,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict
                 meter.add(*take_step(state, batch, epoch + step / state.steps))
                 if display.due():
                     display.step("training", epoch * state.steps + step + 1, config.epochs * state.steps, meter.note())
-                if step + 1 < state.steps and signals.stop_requested(fabric, step + 1):
+                if step + 1 < state.steps and signals.stop_requested(fabric, after_step=True):
                     save_checkpoint(state, folder, progress.at(epoch, step + 1, meter.total()))
                     raise Interrupted(f"saved in epoch {epoch + 1} after step {step + 1}; run the same command to resume")
 
