@@ -174,6 +174,12 @@ def test_error_of_one_rank_is_the_only_one(config: RunConfig, tmp_path: Path) ->
     assert "rank 0 of 2 has ended with an error" in errors and "Traceback" not in errors
 
 
+def test_error_of_all_ranks_is_printed_once(config: RunConfig, tmp_path: Path) -> None:
+    process = start(changed(config, dataset="folder(root='nowhere')", device="cpu:2", strategy="ddp"), tmp_path / "run")
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 2 and errors.count("the folder `nowhere` does not exist") == errors.count("error:") == 1
+
+
 def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:
     config = changed(config, **VIT, loss="arcface", epochs=60, evaluate_every=0, device="cpu:2", strategy="ddp")
     process = start(config, tmp_path / "run")

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any
 
+from unimetric.errors import explain
 from unimetric.runs.device import Fabric
 
 #: Messages of ranks: alive, finished, ended with an error, and stop now.
@@ -165,10 +166,15 @@ class RankWatch:
                 os.kill(self.local[rank], signal.SIGKILL)  # it would hold its memory
             os._exit(2)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: Any) -> None:
         if not self.peers:
             return
-        if kind is not None and issubclass(kind, RuntimeError):  # the error of a collective operation, if a rank is lost
+        expected = isinstance(error, Exception) and explain(error) is not None
+        if expected and self.fabric.global_rank > 0:  # if the first rank raises an error as well, it prints it
+            deadline = time.monotonic() + 10
+            while self.failed is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+        elif isinstance(error, RuntimeError) and not expected:  # the error of a collective operation, if a rank is lost
             time.sleep(5)
             if self.failed is not None:
                 self._stop(self.failed, "has ended with an error")
@@ -176,3 +182,5 @@ class RankWatch:
         self._send(_DONE if kind is None else _FAILED)
         for peer in self.peers.values():
             peer.close()
+        if expected and self.failed is not None and self.fabric.global_rank > 0:
+            sys.exit(2)
