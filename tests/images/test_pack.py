@@ -154,14 +154,16 @@ def test_pixels_of_a_read_only_array_may_be_written() -> None:
     assert to_array(pixels).flags.writeable and (to_array(pixels) == 7).all()
 
 
-def test_eight_bits_in_sixteen_are_rejected(tmp_path: Path) -> None:
-    ramp = np.linspace(0, 255, 600, dtype=np.uint16).reshape(20, 30)
+@pytest.mark.parametrize(("bits", "largest"), [(8, "255"), (10, "1,023"), (12, "4,095")])
+def test_fewer_bits_in_sixteen_are_rejected(tmp_path: Path, bits: int, largest: str) -> None:
+    ramp = np.linspace(0, 2**bits - 1, 600, dtype=np.uint16).reshape(20, 30)
     for name, pixels in (("a.png", ramp), ("b.tiff", ramp.astype(np.int32))):
         Image.fromarray(pixels).save(tmp_path / name)
-        with pytest.raises(UnimetricError, match=r": 16-bit pixels must be up to 65,535, got at most 255") as caught:
-            decode(str(tmp_path / name))
-        assert "convert it to 8 bits" in caught.value.hint
-    for name, pixels in (("c.png", 0 * ramp), ("d.png", 257 * ramp)):
+        for read in (lambda path: decode(str(path)), lambda path: to_array(Image.open(path))):
+            with pytest.raises(UnimetricError, match=f": 16-bit pixels must be up to 65,535, got at most {largest}") as caught:
+                read(tmp_path / name)
+            assert "convert it to 8 bits" in caught.value.hint
+    for name, pixels in (("c.png", 0 * ramp), ("d.png", (65535 // (2**bits - 1)) * ramp)):
         Image.fromarray(pixels).save(tmp_path / name)
         np.testing.assert_array_equal(decode(str(tmp_path / name))[:, :, 0], pixels // 256)
     assert not decode(f"{tmp_path / 'd.png'}#xywh=0,0,1,1").any()  # a dark box in an image of the whole range

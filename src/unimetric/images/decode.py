@@ -105,8 +105,8 @@ def parse_image(
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         native = (image.format or "").lower() if image.mode == "RGB" else ""
-        if image.mode.startswith("I"):
-            _check_range(image, name, hint)
+        if image.mode.startswith("I"):  # before the crop, because a box may be dark
+            image = to_rgb(image, name, hint)
         if box is not None:
             image, native = _crop_box(image, box, name), ""
         image = to_rgb(image, name, hint)
@@ -123,13 +123,6 @@ def parse_image(
         raise UnimetricError(f"{name}: cannot be decoded ({error})", hint) from None
 
 
-def _check_range(image: Image.Image, name: str, hint: str) -> None:
-    """Raise an error for 8-bit values in a 16-bit image, which would be black."""
-    largest = np.asarray(image).max()
-    if 0 < largest < 256:
-        raise UnimetricError(f"{name}: 16-bit pixels must be up to 65,535, got at most {largest}", f"convert it to 8 bits; {hint}")
-
-
 def to_rgb(image: Image.Image, name: str, hint: str) -> Image.Image:
     """Convert an image to RGB.
 
@@ -143,7 +136,12 @@ def to_rgb(image: Image.Image, name: str, hint: str) -> Image.Image:
     if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
         raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {hint}")
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+        pixels = np.asarray(image).clip(0, 65535)
+        largest = pixels.max()
+        if 0 < largest < 4096:  # values of at most 12 bits would be black or nearly black; the number of bits is not stored
+            problem = f"{name}: 16-bit pixels must be up to 65,535, got at most {largest:,}"
+            raise UnimetricError(problem, f"convert it to 8 bits, or multiply 12-bit values by 16; {hint}")
+        image = Image.fromarray((pixels // 256).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
     return image if image.mode == "RGB" else image.convert("RGB")
