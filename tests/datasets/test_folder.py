@@ -41,6 +41,15 @@ def test_share_outside_of_one(shoes):
         read(shoes, "train=1.5")
 
 
+@pytest.mark.parametrize("text", ["folder(root={root!r})", "files(root={root!r}, labels=True)", "csv(file='{root}/a.csv')"])
+def test_classes_of_one_text_in_other_characters(tmp_path, plant, text):
+    names = [f"caf{letter}/{number}.png" for letter in ("\xe9", "e\u0301") for number in range(2)]
+    plant(tmp_path, names)
+    (tmp_path / "a.csv").write_text("".join(["path,label\n", *(f"{name},{name[:-6]}\n" for name in names)]), encoding="utf-8")
+    with pytest.raises(UnimetricError, match=r"the classes 'cafe\\u0301' and 'caf\\xe9' are the same text"):
+        create("datasets", text.format(root=str(tmp_path)))
+
+
 def test_classes_from_a_file(shoes):
     (shoes / "seen.txt").write_text("sandal\nboot\n")
     assert trained(read(shoes, "train='seen.txt'")) == ["boot", "sandal"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def tabulate(
         raise UnimetricError(f"{name}: no images are listed", "images are files that end in " + " ".join(SUFFIXES))
     if len(set(class_names.values())) != len(class_names):
         raise UnimetricError(f"{name}: two classes have the same name", "download the annotation files again")
+    check_unicode(name, class_names.values())
     groups = sorted(set(group or ()) - {""})
     group_number = {key: row for row, key in enumerate(groups)}
     table = Table(
@@ -83,6 +85,25 @@ def tabulate(
         raise UnimetricError(message, hint)
     logging.getLogger("unimetric").warning("%s; they are skipped", message)
     return table.take(there)
+
+
+def check_unicode(name: str, class_names: Iterable[str]) -> None:
+    """Raise an error if two class names are the same text in different Unicode characters.
+
+    macOS may write `é` as a letter and an accent, and Linux as one character.
+
+    Args:
+        name: Name of the dataset, for the error.
+        class_names: All classes.
+    """
+    seen: dict[str, str] = {}
+    for each in class_names:
+        other = seen.setdefault(unicodedata.normalize("NFC", each), each)
+        if other != each:
+            raise UnimetricError(
+                f"{name}: the classes {other!a} and {each!a} are the same text, `{other}`, in different Unicode characters",
+                "write both in the same characters, or rename one of them",
+            )
 
 
 def _present(paths: Sequence[str]) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from unimetric.datasets._boxes import read_box
 from unimetric.datasets._reading import SUFFIXES, classify, identify, is_parquet, locate, open_parquet, place_file, read_lines
+from unimetric.datasets._tabulate import check_unicode
 from unimetric.errors import UnimetricError
 from unimetric.images.pack import located
 from unimetric.images.regions import file_of, join_box
@@ -42,18 +43,20 @@ def files(*, root: str, labels: bool = False, name: str | None = None) -> Table:
         name: Name of the dataset. Defaults to the name of the folder.
     """
     base = locate(root, "files", "images at any depth")
+    name = name or base.resolve().name
     found = list(walk(base, labels=labels))
     if not found:
         raise UnimetricError(f"`{base}` has no images", f"images are files that end in {' '.join(SUFFIXES)}")
     classes = [str(each.columns.get(LABEL) or "") for each in found]
     class_names = sorted(set(classes))
+    check_unicode(name, class_names)
     number = {key: row for row, key in enumerate(class_names)}
     return Table(
         paths=tuple(each.path for each in found),
         labels=np.array([number[key] for key in classes], np.int64),
         class_names=tuple(class_names),
         train=np.zeros(len(found), bool),
-        source_names=(name or base.resolve().name,),
+        source_names=(name,),
     )
 
 
