@@ -104,7 +104,19 @@ def test_file_cut_between_members_gives_a_warning(tmp_path: Path, caplog: pytest
         end = archive.getmembers()[2].offset
     assert len(opened(str(file))) == 3 and not caplog.text
     os.truncate(file, end)
-    assert len(opened(str(file))) == 2 and "has no end mark, so files may be missing after the last of its 2 images" in caplog.text
+    assert len(opened(str(file))) == 2 and "has no end mark, so files may be missing at its end" in caplog.text
+
+
+def test_joined_tar_files_are_read_to_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = [write_tar(tmp_path / f"{number}.tar", {f"{number}.png": png(number), f"{number}.cls": b"a"}) for number in range(3)]
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(b"".join(file.read_bytes() for file in files))
+    assert [int(decode(path)[0, 0, 0]) for path in opened(str(joined)).paths] == [0, 1, 2]
+    joined.write_bytes(joined.read_bytes() + b"no tar file" * 100)
+    assert len(opened(str(joined))) == 3 and not caplog.text
+    joined.write_bytes(b"".join(file.read_bytes() for file in files)[:-9700])  # in the middle of the last image
+    with pytest.raises(UnimetricError, match="not a complete tar file"):
+        opened(str(joined))
 
 
 def test_several_images_of_one_key_give_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import tarfile
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from unimetric.images.table import Table
 #: Position, number of bytes, name and label of each image.
 Images = list[tuple[int, int, str, str | None]]
 
-_VERSION = 3
+_VERSION = 4
 _HINT = "images and labels are files such as 000017.jpg with 000017.cls or 000017.json"
 
 
@@ -155,44 +156,56 @@ def _scan(file: str, field: str) -> Images:
     images: dict[str, tuple[int, int, str, str]] = {}
     labels: dict[str, str] = {}
     try:
-        with open_file(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # a list of all members would take gigabytes
-                folder, _, base = member.name.rpartition("/")
-                key, _, ending = base.partition(".")
-                key, ending = f"{folder}/{key}", f".{ending.lower()}"
-                is_image = ending.endswith(SUFFIXES)
-                if member.isdir() or base.startswith(".") or not (is_image or ending in (".cls", ".json")):
-                    continue
-                if not member.isreg() or member.issparse():
-                    raise UnimetricError(
-                        f"`{file}: {member.name}`: must be a regular file, not a link or a sparse file",
-                        "create the file with `tar --dereference --hard-dereference`, without `--sparse`",
-                    )
-                if is_image:
-                    images.pop(member.name, None)  # a later file of the same name replaces it, as when it is unpacked
-                    images[member.name] = (member.offset_data, member.size, base, key)
-                else:
-                    content = archive.extractfile(member)
-                    found = _read_label(content.read() if content else b"", ending, field, f"{file}: {member.name}")
-                    labels |= {} if found is None else {key: found}
-            stream.seek(archive.offset)
-            end = stream.read(512)
-            if end not in (b"", bytes(512)):  # tarfile takes a partial header for the end
-                raise tarfile.ReadError("unexpected end of data")
+        for archive, member in _read_members(file):
+            folder, _, base = member.name.rpartition("/")
+            key, _, ending = base.partition(".")
+            key, ending = f"{folder}/{key}", f".{ending.lower()}"
+            is_image = ending.endswith(SUFFIXES)
+            if member.isdir() or base.startswith(".") or not (is_image or ending in (".cls", ".json")):
+                continue
+            if not member.isreg() or member.issparse():
+                raise UnimetricError(
+                    f"`{file}: {member.name}`: must be a regular file, not a link or a sparse file",
+                    "create the file with `tar --dereference --hard-dereference`, without `--sparse`",
+                )
+            if is_image:
+                images.pop(member.name, None)  # a later file of the same name replaces it, as when it is unpacked
+                images[member.name] = (member.offset_data, member.size, base, key)
+            else:
+                content = archive.extractfile(member)
+                found = _read_label(content.read() if content else b"", ending, field, f"{file}: {member.name}")
+                labels |= {} if found is None else {key: found}
     except tarfile.TarError as error:
         hint = "copy it again; if it is compressed, decompress it, because images are read at their positions"
         raise UnimetricError(f"`{file}`: is not a complete tar file ({error})", hint) from None
     except OSError as error:
         raise UnimetricError(f"`{file}`: cannot be read: {error.strerror}", "copy it again") from None
-    if not end:
-        message = "`%s`: has no end mark, so files may be missing after the last of its %s images"
-        logging.getLogger("unimetric").warning(message, file, f"{len(images):,}")
     samples = len({key for *_, key in images.values()})
     if samples < len(images):
         message = "`%s`: has %s images of %s keys; all are used, also masks such as 000017.mask.png"
         logging.getLogger("unimetric").warning(message, file, f"{len(images):,}", f"{samples:,}")
     return [(position, length, base, labels.get(key)) for position, length, base, key in images.values()]
+
+
+def _read_members(file: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the members of a tar file, and of others that `cat` has appended to it."""
+    with open_file(file) as stream:
+        more = True
+        while more:
+            with tarfile.open(fileobj=stream, mode="r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # a list of all members would take gigabytes
+                    yield archive, member
+            stream.seek(archive.offset)
+            block = end = stream.read(512)
+            if end not in (b"", bytes(512)):  # tarfile takes a partial header for the end
+                raise tarfile.ReadError("unexpected end of data")
+            while block and not any(block):
+                block = stream.read(512)
+            stream.seek(-len(block), os.SEEK_CUR)
+            more = block[257:262] == b"ustar"  # what else follows an end mark is no part of a tar file
+    if not end:
+        logging.getLogger("unimetric").warning("`%s`: has no end mark, so files may be missing at its end", file)
 
 
 def _read_label(data: bytes, ending: str, field: str, where: str) -> str | None:
