@@ -47,6 +47,24 @@ def test_tune_resumes_and_scores_on_validation(search: Path, tmp_path: Path) -> 
     assert tomllib.loads((out / "best.toml").read_text())["loss"] == f"margin(beta={best['beta']})"
 
 
+def test_tune_never_loses_a_better_trial_silently(
+    search: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two trials is the best one."""
+    out = tmp_path / "runs"
+    scores: dict[Path, float] = {}
+    monkeypatch.setattr("unimetric.studies.tune.trial_score", lambda folder: scores.setdefault(folder, 0.25 * (1 + len(scores) % 2)))
+    _, best = tune(search, out, trials=2)
+    assert list(scores.values()) == [0.25, 0.5]
+    assert tune(search, out, trials=1) == (0.5, best) and len(scores) == 2
+    stored = (out / "best.toml").read_text()
+    assert tomllib.loads(stored)["loss"] == f"margin(beta={best['beta']})" and "replaces" not in caplog.text
+    tune(search, out, trials=1, seed=1)
+    assert (out / "best.toml").read_text() != stored
+    (folder,) = [folder for folder, score in scores.items() if score == 0.5]
+    assert f"best.toml: replaces a better trial of another search, 0.5000; its settings are in {folder / 'config.toml'}" in caplog.text
+
+
 def test_tune_warns_if_the_best_trial_has_not_learned(search: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tune(search, tmp_path / "runs", trials=1, optimizer="sgd(lr=1e-12)")
     assert "the best trial is best before training" in caplog.text

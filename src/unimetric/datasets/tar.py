@@ -203,7 +203,7 @@ def _read_members(file: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]
             while block and not any(block):
                 block = stream.read(512)
             stream.seek(-len(block), os.SEEK_CUR)
-            more = block[257:262] == b"ustar"  # what else follows an end mark is no part of a tar file
+            more = block[257:262] == b"ustar"  # anything else after an end mark is ignored, as by tar
     if not end:
         logging.getLogger("unimetric").warning("`%s`: has no end mark, so files may be missing at its end", file)
 

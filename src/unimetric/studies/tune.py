@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unimetric.config import from_settings, load, score
+from unimetric.config import RunConfig, from_settings, load, score
 from unimetric.errors import UnimetricError
 from unimetric.files import write_text
-from unimetric.runs.folder import read_done
+from unimetric.runs.folder import read_done, study_runs
 from unimetric.spec import bind, parse, text_of
 from unimetric.studies.grid import Run
 from unimetric.studies.local import study
@@ -29,7 +30,7 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
         path: TOML file of a run with `{name}` in some settings, and a table `[search]` with a range per name: `{low, high}`,
             optionally with `log = true` or `whole = true`, or `{choices = [...]}`.
         out: Folder of the run folders.
-        trials: Total number of trials, including finished ones.
+        trials: Total number of trials, including finished ones. If more are finished, all of them count.
         seed: Seed of the search.
         overrides: Settings by name.
 
@@ -50,10 +51,12 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
     folder = Path(out)
 
     # With one seed and one trial at a time, the sampler proposes the same settings again after an interruption.
-    for _ in range(trials):
+    for number in range(max(trials, len(study_runs(folder)))):
         trial = search.ask()
         values = {name: _suggest(trial, name, limits) for name, limits in ranges.items()}
         config = from_settings(filled(settings, values), str(path))
+        if number >= trials and not (folder / config.run_id / "done").exists():
+            break
         states = study([Run(config, {name: _short(value) for name, value in values.items()})], folder, quiet=False)
         if states[config.run_id] == "done":
             search.tell(trial, trial_score(folder / config.run_id))
@@ -62,10 +65,25 @@ def tune(path: str | Path, out: str | Path, /, *, trials: int = 20, seed: int = 
     if not [trial for trial in search.trials if trial.state == optuna.trial.TrialState.COMPLETE]:
         raise UnimetricError(f"{path}: every trial failed", f"see {folder / 'logs'}")
     best = from_settings(filled(settings, search.best_params), str(path))
+    _warn_of_better(folder, best, search.best_value)
     write_text(folder / "best.toml", best.dump())
     if read_done(folder / best.run_id)["epoch"] == 0:
         _log.warning("the best trial is best before training, so its settings changed nothing; train longer, or search other ranges")
     return search.best_value, search.best_params
+
+
+def _warn_of_better(folder: Path, best: RunConfig, value: float) -> None:
+    """Warn if `best.toml` holds a better trial of another search, which it will lose."""
+    with suppress(UnimetricError):
+        before = load(folder / "best.toml")
+        same = all(getattr(before, key) == getattr(best, key) for key in ("dataset", "split", "metrics"))
+        if same and (found := trial_score(folder / before.run_id)) > value:
+            _log.warning(
+                "%s: replaces a better trial of another search, %.4f; its settings are in %s",
+                folder / "best.toml",
+                found,
+                folder / before.run_id / "config.toml",
+            )
 
 
 def trial_score(folder: Path) -> float:
