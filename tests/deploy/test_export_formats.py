@@ -20,10 +20,11 @@ from unimetric.config import RunConfig, from_settings
 from unimetric.deploy.embedding import Embedder
 from unimetric.deploy.export import Comparison, export_as, push_folder
 from unimetric.errors import UnimetricError
+from unimetric.images.pack import decode
 from unimetric.images.table import Table
 from unimetric.runs.device import open_fabric
 from unimetric.runs.embed import embed_all
-from unimetric.runs.exported import Exportable, decode_all, embed_files, open_exported
+from unimetric.runs.exported import Exportable, embed_files, open_exported
 from unimetric.runs.folder import open_run
 from unimetric.runs.rows import read_table
 from unimetric.spec import create
@@ -264,8 +265,8 @@ def test_images_keep_their_order(letters_run: Path) -> None:
     table, _ = read_table(open_run(letters_run)[0])
     some: Table = table.take(np.arange(9))
     found = embed_files(lambda images: images.reshape(len(images), -1)[:, :4].astype(np.float32), some, batch=2)
-    for row, image in zip(found, decode_all(some, range(9), workers=2), strict=True):
-        assert row.tolist() == image.reshape(-1)[:4].tolist()
+    for row, path in zip(found, some.paths, strict=True):
+        assert row.tolist() == decode(path).reshape(-1)[:4].tolist()
 
 
 @pytest.mark.parametrize(

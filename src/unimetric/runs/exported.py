@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,9 @@ def embed_files(
     """
     found: dict[int, np.ndarray] = {}
     for start in range(0, len(table), WINDOW):
-        rows = range(start, min(start + WINDOW, len(table)))
+        images = map_in_order(decode, table.paths[start : start + WINDOW], max(1, workers))
         groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
-        for row, image in zip(rows, decode_all(table, rows, workers=workers), strict=True):
+        for row, image in enumerate(images, start):
             groups.setdefault(image.shape, []).append((row, image))
         for group in groups.values():
             for first in range(0, len(group), batch):
@@ -144,8 +144,3 @@ def embed_files(
                 if progress is not None:
                     progress(len(found), len(table))
     return torch.from_numpy(np.stack([found[row] for row in range(len(table))]))
-
-
-def decode_all(table: Table, rows: range, *, workers: int) -> Iterator[np.ndarray]:
-    """Decode some images of a table in threads, in their order."""
-    return map_in_order(decode, [table.paths[row] for row in rows], max(1, workers))

@@ -16,7 +16,7 @@ from unimetric.geometry import seed_dice
 from unimetric.images.loading import Resident, Streamed, View
 from unimetric.images.recipe import Recipe
 from unimetric.images.table import Split, Table
-from unimetric.kinds import Loss
+from unimetric.kinds import Loss, Objective
 from unimetric.metrics import measure
 from unimetric.runs.device import Fabric, evaluation_batch
 from unimetric.runs.display import Display
@@ -160,25 +160,6 @@ class TrainingState:
             self.fabric.clip_gradients(self.model, self.optimizer, clip_val=config.clip_value)
 
 
-@dataclass(frozen=True)
-class Learner:
-    """Trained components and the sampler. They depend on the training rows, not on the images.
-
-    Args:
-        labels: Classes of the training rows, from 0 on.
-        model: Model on the device.
-        objective: Objective on the device.
-        optimizer: Optimizer of both.
-        sampler: Sampler of the rows.
-    """
-
-    labels: np.ndarray
-    model: Model
-    objective: nn.Module
-    optimizer: torch.optim.Optimizer
-    sampler: Any
-
-
 def build_training_state(config: RunConfig, fabric: Fabric, display: Display) -> TrainingState:
     """Build all parts of a run, each once.
 
@@ -196,11 +177,9 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     watched = read_watched(config)
     learner = build_learner(config, fabric, table, split)
     split, skipped = skip_unreadable(config, table, split, display)
-    if skipped:
-        learner = build_learner(config, fabric, table, split)
+    labels, bare, objective, optimizer, sampler = build_learner(config, fabric, table, split) if skipped else learner
     for _, rows, metrics in measured_parts(config, split):
         check_measurable(metrics, table, rows)
-    bare, objective, optimizer = learner.model, learner.objective, learner.optimizer
     # Not tried with several ranks, which exchange gradients.
     graphs = fabric.device.type == "cuda" and fabric.world_size == 1 and bool(objective.one_pass)
     network: Any = compiled_model(bare, graphs=graphs) if config.compile else bare
@@ -211,7 +190,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
         display=display,
         table=table,
         split=split,
-        labels=learner.labels,
+        labels=labels,
         skipped=skipped,
         recipe=recipe,
         loader=open_images(fabric, config, bare, table, compiled=config.compile, progress=partial(display.step, "reading images")),
@@ -221,7 +200,7 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
         objective=objective,
         minimize=compiled(objective, fabric.device, fullgraph=False) if config.compile else objective,
         optimizer=wrapped,
-        sampler=learner.sampler,
+        sampler=sampler,
         factor=factor,
         rates=[group["lr"] for group in optimizer.param_groups],
         backbone_parameters=[parameter for parameter in bare.backbone.parameters() if parameter.requires_grad],
@@ -229,14 +208,13 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
     )
 
 
-def build_learner(config: RunConfig, fabric: Fabric, table: Table, split: Split) -> Learner:
-    """Build the sampler, and the model, objective and optimizer on the device.
+def build_learner(
+    config: RunConfig, fabric: Fabric, table: Table, split: Split
+) -> tuple[np.ndarray, Model, Objective, torch.optim.Optimizer, Any]:
+    """Build what depends on the training rows, not on the images.
 
-    Args:
-        config: Settings of the run.
-        fabric: Device of the run.
-        table: Table of the images.
-        split: Rows of training and test.
+    Returns:
+        Classes of the training rows from 0 on, the model, objective and optimizer on the device, and the sampler.
     """
     classes, labels = np.unique(table.labels[split.train], return_inverse=True)
     num_classes = int(labels.max()) + 1
@@ -248,7 +226,7 @@ def build_learner(config: RunConfig, fabric: Fabric, table: Table, split: Split)
     names = tuple(table.class_names[label] for label in classes)
     sampler = create("samplers", config.sampler, labels=labels, class_names=names, batch_size=config.batch_size, seed=config.seed)
     model, objective = model.to(fabric.device), objective.to(fabric.device)
-    return Learner(labels, model, objective, build_optimizer(config, model, objective), sampler)
+    return labels, model, objective, build_optimizer(config, model, objective), sampler
 
 
 def build_schedule(config: RunConfig) -> Callable[[float], float]:
