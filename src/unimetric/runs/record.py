@@ -50,12 +50,7 @@ class Image(NamedTuple):
 
 
 def describe_images(table: Table, parts: Mapping[str, np.ndarray]) -> dict[str, list[Image]]:
-    """Describe the images of some parts of a table without reading them.
-
-    Args:
-        table: Table of the images.
-        parts: Rows by part.
-    """
+    """Describe the images of some parts of a table without reading them."""
     names, classes = relative_names(table.paths), table.class_names
     chosen = {row for rows in parts.values() for row in rows.tolist()}
     remote = find_statuses(file_of(table.paths[row]) for row in chosen if located(table.paths[row]) is None)
@@ -104,12 +99,7 @@ def record_images(folder: Path, table: Table, split: Split, watched: Mapping[str
 
 
 def check_watched(folder: Path, watched: Mapping[str, Table]) -> None:
-    """Raise an error if the images of other datasets have changed since a run started.
-
-    Args:
-        folder: Run folder.
-        watched: Tables of the datasets now.
-    """
+    """Raise an error if the images of other datasets have changed since a run started."""
     before = (read_record(folder) or {}).get("watched", {})  # earlier versions have not stored it
     for text, table in watched.items():
         now = _hash_table(table)
@@ -268,10 +258,6 @@ def seal_files(folder: Path, *, finished: bool) -> None:
     """Add the checksums of the small files of a finished run to `data.json`.
 
     If the run is not finished, old checksums are removed.
-
-    Args:
-        folder: Run folder.
-        finished: Whether the run is finished.
     """
     record = read_record(folder)
     if record is None:
@@ -284,12 +270,7 @@ def seal_files(folder: Path, *, finished: bool) -> None:
 
 
 def check_files(folder: Path, names: Collection[str] = SEALED) -> None:
-    """Raise an error if a file of a finished run was modified.
-
-    Args:
-        folder: Run folder.
-        names: Names of the files to check.
-    """
+    """Raise an error if a file of a finished run was modified."""
     for name, checksum in _read_checksums(folder).items():
         if name not in names:
             continue
@@ -304,12 +285,7 @@ def _hash(data: bytes) -> str:
 
 
 def finished_lines(folder: Path, upto: int) -> list[str]:
-    """Return the complete lines of `metrics.jsonl` up to an epoch.
-
-    Args:
-        folder: Run folder.
-        upto: Last epoch.
-    """
+    """Return the complete lines of `metrics.jsonl` up to an epoch."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return [line for line in lines if _epoch(line) <= upto]

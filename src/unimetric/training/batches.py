@@ -79,10 +79,6 @@ def request_views(state: TrainingState, epoch: int, rows: np.ndarray) -> Iterato
 def in_groups(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
     """Yield consecutive groups of items.
 
-    Args:
-        items: Items to group.
-        size: Number of items per group.
-
     Raises:
         ValueError: The number of items is not a multiple of `size`.
 

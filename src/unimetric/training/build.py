@@ -22,11 +22,6 @@ def build_objective(config: RunConfig, model: Model, *, num_classes: int) -> Obj
 
     Call this before either moves to the device.
 
-    Args:
-        config: Settings of the run.
-        model: Model of the run.
-        num_classes: Number of training classes.
-
     Raises:
         UnimetricError: The components do not fit together.
     """
@@ -53,11 +48,6 @@ def check_sizes(config: RunConfig, model: Model, *, num_classes: int) -> None:
 
     These are `features` of the head, and `num_classes` and `dim` of the loss. Third-party components are
     skipped, because their arguments may have other meanings.
-
-    Args:
-        config: Settings of the run.
-        model: Model of the run.
-        num_classes: Number of training classes.
 
     Raises:
         UnimetricError: A size differs from that of the run.

@@ -30,10 +30,6 @@ from unimetric.training.state import TrainingState, embed_rows
 def resume(state: TrainingState, folder: Path) -> Progress:
     """Load the checkpoint of a run folder, if there is one, and fill the sampler's memory.
 
-    Args:
-        state: State of the run.
-        folder: Run folder.
-
     Returns:
         The position of the run.
     """
@@ -111,10 +107,6 @@ def check_data(state: TrainingState, folder: Path) -> None:
     """Raise an error if a run would resume with other images.
 
     Call this before any file of the folder changes.
-
-    Args:
-        state: State of the run.
-        folder: Run folder.
     """
     if (folder / CHECKPOINT).exists():
         check_images(folder, state.table, state.split.parts)
@@ -122,13 +114,7 @@ def check_data(state: TrainingState, folder: Path) -> None:
 
 
 def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> None:
-    """Write the checkpoint of a run folder. All ranks must call it.
-
-    Args:
-        state: State of the run.
-        folder: Run folder.
-        progress: Position of the run.
-    """
+    """Write the checkpoint of a run folder. All ranks must call it."""
     fabric = state.fabric
     check_finite_weights(state, folder)
     state.writer.wait()  # a checkpoint must not name a best epoch whose weights may be lost
@@ -147,13 +133,7 @@ def save_checkpoint(state: TrainingState, folder: Path, progress: Progress) -> N
 
 
 def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None:
-    """Start to write the weights of the best epoch.
-
-    Args:
-        state: State of the run.
-        folder: Run folder.
-        line: Log line of the epoch.
-    """
+    """Start to write the weights of the best epoch."""
     check_finite_weights(state, folder)
     notes: dict[str, Any] = {"metrics": line, "settings": settings_of(state.config)}
     if state.config.adapter:
@@ -162,12 +142,7 @@ def write_best(state: TrainingState, folder: Path, line: dict[str, Any]) -> None
 
 
 def check_finite_weights(state: TrainingState, folder: Path) -> None:
-    """Raise an error if a weight is not finite, before it replaces a file of finite weights.
-
-    Args:
-        state: State of the run.
-        folder: Run folder, for the error.
-    """
+    """Raise an error if a weight is not finite, before it replaces a file of finite weights."""
     weights = [weight.detach() for part in (state.bare, state.objective) for weight in part.parameters() if weight.requires_grad]
     if weights and not torch.stack([torch.isfinite(weight).all() for weight in weights]).all():
         raise diverged(folder, "the weights are not finite")
@@ -219,10 +194,6 @@ def join_shards(*, parts: dict[str, Any], optimizers: dict[str, Any]) -> dict[st
     """Return the tensors of a checkpoint that are divided among ranks.
 
     They are whole on the first rank only. All ranks must call it.
-
-    Args:
-        parts: As in `save`.
-        optimizers: As in `save`.
     """
     found: dict[str, Tensor] = {}
     for key, (parameter, shard) in _shards(parts, optimizers).items():

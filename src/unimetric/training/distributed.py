@@ -57,12 +57,7 @@ def averages_gradients(fabric: Fabric) -> bool:
 
 
 def local_gradients(fabric: Fabric, model: Any) -> AbstractContextManager[Any]:
-    """Return a context in which each rank computes its own gradients.
-
-    Args:
-        fabric: Fabric of the run.
-        model: Model wrapped by Fabric.
-    """
+    """Return a context in which each rank computes its own gradients."""
     return fabric.no_backward_sync(model) if averages_gradients(fabric) else nullcontext()
 
 
@@ -110,14 +105,7 @@ def share_first_rank(fabric: Fabric, tensors: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def clip_norm(fabric: Fabric, model: Any, optimizer: Any, *, largest: float) -> None:
-    """Limit the norm of the gradient, including the rows of other ranks.
-
-    Args:
-        fabric: Fabric of the run.
-        model: Model wrapped by Fabric.
-        optimizer: Optimizer wrapped by Fabric.
-        largest: Largest norm.
-    """
+    """Limit the norm of the gradient, including the rows of other ranks."""
     parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     shards = [each.grad for each in parameters if shard_of(each) is not None]
     if not shards:
@@ -135,12 +123,6 @@ def warn_of_slices(fabric: Fabric, model: nn.Module, objective: Any, display: Di
     """Print a line if the result depends on the number of ranks.
 
     With BatchNorm, each rank normalizes its slice of the batch. Some objectives, such as `mixup`, blend it.
-
-    Args:
-        fabric: Fabric of the run.
-        model: Model of the run.
-        objective: Objective of the run.
-        display: Output.
     """
     if fabric.world_size == 1:
         return

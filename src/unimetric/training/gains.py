@@ -39,11 +39,7 @@ def score_watched(state: TrainingState, *, raw: bool) -> dict[str, dict[str, Any
 
 
 def log_watched(state: TrainingState) -> dict[str, dict[str, Any]]:
-    """Score and print the raw backbone on the other datasets, before the first step.
-
-    Args:
-        state: State of the run.
-    """
+    """Score and print the raw backbone on the other datasets, before the first step."""
     scores = score_watched(state, raw=True)
     for text, score in scores.items():
         state.display.line(f"untrained network on {text}: {state.config.metrics[0]} {score['value']:.4f}")

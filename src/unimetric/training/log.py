@@ -25,14 +25,7 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def check_finite_loss(total: float, epoch: int, step: int, folder: Path) -> float:
-    """Return the sum of the losses of an epoch; raise an error if it is not finite.
-
-    Args:
-        total: Sum of the losses.
-        epoch: Index of the epoch.
-        step: Index of its last step.
-        folder: Run folder, for the error.
-    """
+    """Return the sum of the losses of an epoch; raise an error if it is not finite."""
     if math.isfinite(total):
         return total
     raise diverged(folder, f"the loss is not finite in epoch {epoch + 1}, at or before step {step}")
@@ -92,10 +85,6 @@ def variant_lines(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def open_logger(config: RunConfig, folder: Path) -> Any:
     """Open the logger that the settings name. It writes to the run folder.
-
-    Args:
-        config: Settings of the run.
-        folder: Run folder.
 
     Returns:
         A logger of Lightning, or None.
@@ -164,10 +153,6 @@ def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
 
     The starting point is the raw backbone and the model before the first step.
 
-    Args:
-        state: State of the run.
-        log: Log of the run.
-
     Returns:
         The log line of epoch 0. `raw` has the metric values of the raw backbone, if they were measured.
     """
@@ -192,12 +177,7 @@ def log_starting_point(state: TrainingState, log: Log) -> dict[str, Any]:
 
 
 def write_skipped(state: TrainingState, folder: Path) -> None:
-    """Write the paths of skipped images to `skipped.txt`, and print them.
-
-    Args:
-        state: State of the run.
-        folder: Run folder.
-    """
+    """Write the paths of skipped images to `skipped.txt`, and print them."""
     lines = [f"{path}: {reason}" for path, reason in state.skipped]
     write_text(folder / "skipped.txt", "".join(f"{line}\n" for line in lines))
     for line in lines:
@@ -209,9 +189,6 @@ def closed_loggers(fabric: Fabric) -> Iterator[None]:
     """Close the loggers at the end of the block.
 
     A run that is interrupted or has an error is closed as failed, so that no service shows it as running.
-
-    Args:
-        fabric: Fabric of the run, after its launch.
     """
     status = "failed"
     try:
@@ -223,13 +200,7 @@ def closed_loggers(fabric: Fabric) -> Iterator[None]:
 
 
 def finish(fabric: Fabric, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Write `done`, and return the result.
-
-    Args:
-        fabric: Fabric of the run.
-        folder: Run folder.
-        result: Log line of the best epoch.
-    """
+    """Write `done`, and return the result."""
     if fabric.global_rank == 0:
         write_text(folder / "done", json.dumps(result))
     return result

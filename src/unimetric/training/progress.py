@@ -52,12 +52,7 @@ class Progress:
         return self
 
     def record(self, line: dict[str, Any], state: TrainingState) -> bool:
-        """Record the metric values of an epoch, and return whether it is the best so far.
-
-        Args:
-            line: Log line with metric values.
-            state: State of the run.
-        """
+        """Record the metric values of an epoch, and return whether it is the best so far."""
         config = state.config
         metrics = config.metrics[: config.chosen_by]
         for name, values in variant_lines(line).items():

@@ -124,11 +124,7 @@ class TrainingState:
         return int(self.copies.max()) + 1
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the sampler's epoch, training mode, and the warm-up, which freezes the backbone.
-
-        Args:
-            epoch: Index of the epoch.
-        """
+        """Set the sampler's epoch, training mode, and the warm-up, which freezes the backbone."""
         self.sampler.epoch = epoch
         self.model.train()
         self.objective.train()
@@ -165,11 +161,6 @@ def build_training_state(config: RunConfig, fabric: Fabric, display: Display) ->
 
     Components that do not fit raise an error before an image is read. If images are skipped, the model, the
     objective and the sampler are built again for the remaining classes.
-
-    Args:
-        config: Settings of the run.
-        fabric: Device, precision and ranks.
-        display: Progress output.
     """
     rank_slice(np.arange(config.batch_size), fabric.global_rank, fabric.world_size)  # rejects a batch that ranks cannot share
     recipe, factor = create("transforms", config.transform), build_schedule(config)
