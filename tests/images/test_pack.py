@@ -169,6 +169,25 @@ def test_fewer_bits_in_sixteen_are_rejected(tmp_path: Path, bits: int, largest: 
     assert not decode(f"{tmp_path / 'd.png'}#xywh=0,0,1,1").any()  # a dark box in an image of the whole range
 
 
+def test_fewer_bits_in_sixteen_are_rejected_in_color(tmp_path: Path) -> None:
+    def save(name: str, values: np.ndarray) -> str:  # Pillow writes no such file
+        height, width, _ = values.shape
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+        parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0), b"IDAT": zlib.compress(rows), b"IEND": b""}
+        chunks = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts.items()]
+        (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+        return str(tmp_path / name)
+
+    ramp = np.linspace(0, 4095, 1800, dtype=np.uint16).reshape(20, 30, 3)
+    with pytest.raises(UnimetricError, match=r"16-bit pixels must be up to 65,535, got at most 4,095"):
+        decode(save("a.png", ramp))
+    full = save("b.png", 16 * ramp)
+    np.testing.assert_array_equal(decode(full), ramp // 16)
+    assert decode(f"{full}#xywh=0,0,1,1").max() < 16  # a dark box in an image of the whole range
+    Image.fromarray(np.full((4, 5, 3), 9, np.uint8)).save(tmp_path / "c.png")
+    assert (decode(str(tmp_path / "c.png")) == 9).all()
+
+
 def test_floating_point_pixels_are_rejected(tmp_path: Path) -> None:
     Image.fromarray(np.linspace(0, 1, 600, dtype=np.float32).reshape(20, 30)).save(tmp_path / "a.tiff")
     with pytest.raises(UnimetricError, match=r"a\.tiff: pixels must be integers, got floating-point numbers") as caught:

@@ -12,7 +12,7 @@ import os
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from unimetric.errors import UnimetricError
 from unimetric.images.members import check_member, span_of, split_member
@@ -105,7 +105,7 @@ def parse_image(
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         native = (image.format or "").lower() if image.mode == "RGB" else ""
-        if image.mode.startswith("I"):  # before the crop, because a box may be dark
+        if _is_deep(image):  # before the crop, because a box may be dark
             image = to_rgb(image, name, hint)
         if box is not None:
             image, native = _crop_box(image, box, name), ""
@@ -133,18 +133,29 @@ def to_rgb(image: Image.Image, name: str, hint: str) -> Image.Image:
         name: Name for errors.
         hint: Hint of errors.
     """
+    deep, largest = _is_deep(image), 0
     if image.mode == "F":  # Pillow would clip them to 0 ... 255, so that an image of 0 ... 1 is black
         raise UnimetricError(f"{name}: pixels must be integers, got floating-point numbers", f"convert it to 8 bits; {hint}")
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's conversion would clip most of it to white
         pixels = np.asarray(image).clip(0, 65535)
-        largest = pixels.max()
-        if 0 < largest < 4096:  # values of at most 12 bits would be black or nearly black; the number of bits is not stored
-            problem = f"{name}: 16-bit pixels must be up to 65,535, got at most {largest:,}"
-            raise UnimetricError(problem, f"convert it to 8 bits, or multiply 12-bit values by 16; {hint}")
+        largest = int(pixels.max())
         image = Image.fromarray((pixels // 256).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the same colors as a direct conversion, without Pillow's warning
-    return image if image.mode == "RGB" else image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    if deep and not largest:  # of 16-bit colors, Pillow reads the upper byte
+        upper = int(np.asarray(image).max())
+        largest = 256 * upper + 255 if upper else 0
+    if 0 < largest < 4096:  # values of at most 12 bits would be black or nearly black; the number of bits is not stored
+        problem = f"{name}: 16-bit pixels must be up to 65,535, got at most {largest:,}"
+        raise UnimetricError(problem, f"convert it to 8 bits, or multiply 12-bit values by 16; {hint}")
+    return image
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return whether a gray image, or a file that is not loaded, has 16 bits per color."""
+    layout = str(image.tile) if isinstance(image, ImageFile.ImageFile) else ""
+    return image.mode.startswith("I") or ";16" in layout.replace("BGR;16", "")  # which is 16 bits for all colors
 
 
 def _turn(image: Image.Image, file: Image.Image) -> Image.Image:
