@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from unimetric.arguments import Count, Form, Natural, NonNegative, Range, Seed, requirement, suggestion
 from unimetric.errors import UnimetricError, closest, locating
-from unimetric.spec import OFFERED, bind_arguments, declaration, find, parse
+from unimetric.spec import OFFERED, bind_arguments, declaration, find, names, parse
 
 #: Precisions of Lightning Fabric, and `auto`.
 Precision = Literal[
@@ -357,6 +358,24 @@ def from_settings(settings: dict[str, Any], place: str = "settings") -> RunConfi
         check_part("datasets", text, place, "watch_datasets")
     _check_choice(config, place)
     return config
+
+
+def from_backbone(text: str, settings: dict[str, Any], place: str, expected: str) -> RunConfig:
+    """Return the settings of a backbone without a head.
+
+    Args:
+        text: Backbone spec string.
+        settings: Settings that replace the defaults.
+        place: Start of errors.
+        expected: What else the text may be, for errors.
+    """
+    name = text.partition("(")[0]
+    is_file = os.path.isfile(text) or os.sep in name or name.endswith((".index", ".pack"))
+    if is_file or ("." not in name and name not in names("backbones")):
+        raise UnimetricError(f"{text}: not a {expected} or backbone", closest(name, names("backbones")))
+    if "backbone" in settings:
+        raise UnimetricError(f"{place}: `backbone = {settings['backbone']!r}` would replace `{text}`", "remove `backbone`")
+    return from_settings({"backbone": text, "head": "identity"} | settings, place)
 
 
 def _check_choice(config: RunConfig, place: str) -> None:

@@ -523,6 +523,20 @@ def test_hint_for_an_option_can_be_typed(refused) -> None:
     assert "write `--backbone 'small(channels=8)'`" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("adapt runs/a seed=3", "`seed=3`: `--seed` is an option here, not a setting\n\nhint: write `--seed 3`"),
+        ("split glyphs --out a.json dataset=cub200", "`dataset=cub200`: `dataset` is an argument here, not a setting"),
+        ("evaluate efficientnet_lite backbone=small", "`backbone = 'small'` would replace `efficientnet_lite`"),
+        ("index efficientnet_lite . --out my.index backbone=small", "`backbone = 'small'` would replace `efficientnet_lite`"),
+    ],
+)
+def test_setting_replaces_no_option_or_argument(refused, tmp_path: Path, monkeypatch, words: str, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(*words.split(), says=says)
+
+
 def test_version(capsys, monkeypatch) -> None:
     assert run(capsys, monkeypatch, "--version") == (0, f"unimetric {version('unimetric')}\n", "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,10 +65,9 @@ def evaluate(
     with importing():
         from unimetric.analysis.evaluate import evaluate as run
         from unimetric.analysis.evaluate import evaluate_file
-        from unimetric.config import from_settings
+        from unimetric.config import from_backbone
         from unimetric.runs.display import Display
         from unimetric.runs.exported import format_of
-        from unimetric.spec import names
 
     check_outputs(out)
     texts = _specs(metrics)
@@ -103,11 +101,7 @@ def evaluate(
             more: dict[str, Any] = {"duplicates": duplicates, "note": display.line, **smaller}
             numbers = run(target, part=part, save=save, progress=progress, **more, **options, **overrides)
         else:
-            name = target.partition("(")[0]
-            is_file = os.path.isfile(target) or name.endswith((".index", ".pack"))
-            if ("." not in name and name not in names("backbones")) or "/" in name or is_file:
-                raise UnimetricError(f"{target}: not a run folder, .npz file or backbone", closest(name, names("backbones")))
-            config = from_settings({"backbone": target, "head": "identity"} | overrides, "evaluate")
+            config = from_backbone(target, overrides, "evaluate", "run folder, .npz file")
             if "dataset" not in overrides:
                 display.line(f"no dataset is given, so it is `{config.dataset}`")
             numbers = run(config, part=part, save=save, duplicates=duplicates, progress=progress, **smaller, **options)

@@ -117,7 +117,7 @@ def read_numbers(words: str, option: str, kind: type[int] | type[float], *, like
 
 
 def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False) -> dict[str, Any]:
-    """Read settings as `key=value`, and raise an error for an option written as a setting.
+    """Read settings as `key=value`, and raise an error for an option or argument written as a setting.
 
     Args:
         words: Settings as typed.
@@ -132,9 +132,12 @@ def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False)
     found = dict(override(word) for word in words or [])
     hints = get_type_hints(command, include_extras=True)
     for key, value in found.items():
-        if any(isinstance(mark, OptionInfo) for mark in getattr(hints.get(key), "__metadata__", ())):
+        marks, known = getattr(hints.get(key), "__metadata__", ()), key in RunConfig.__dataclass_fields__
+        if any(isinstance(mark, OptionInfo) for mark in marks):
             name = "--" + key.replace("_", "-")
             raise UnimetricError(f"`{key}={value}`: `{name}` is an option here, not a setting", f"write `{name} {quote(str(value))}`")
-        if key not in RunConfig.__dataclass_fields__ and not axes:
+        if marks and known:
+            raise UnimetricError(f"`{key}={value}`: `{key}` is an argument here, not a setting", f"write only one `{key}`")
+        if not known and not axes:
             raise UnimetricError(f"settings: unknown key `{key}`", closest(key, RunConfig.__dataclass_fields__))
     return found

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unimetric.analysis.calibrate import read_calibration
-from unimetric.config import RunConfig, from_settings, load
+from unimetric.config import RunConfig, from_backbone, load
 from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, place_file, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
 from unimetric.deploy.export import merge_adapter, without_weights, write_model
@@ -152,15 +152,13 @@ def open_model(model: str | Path, settings: dict[str, Any]) -> tuple[RunConfig, 
         config, exported = open_exported(text, settings)
         open_embedder(config, exported)  # a file that cannot be run is reported before anything is written
         return config, exported
-    name = text.partition("(")[0]
-    if ("." not in name and name not in names("backbones")) or os.sep in name:
-        raise UnimetricError(f"{text}: not a run folder or backbone", closest(name, names("backbones")))
+    config = from_backbone(text, settings, "index", "run folder")
     chosen = complete_arguments("backbones", text, seed=0)
     options = {"pretrained", "weights"} & chosen.keys()
-    if (options or "." not in name) and not any(chosen[key] for key in options):  # the weights of a third-party backbone are its own
+    own = "." in parse(text).name and not options  # the weights of a third-party backbone
+    if not own and not any(chosen[key] for key in options):
         hint = "add `pretrained=True` or `weights='...'`" if options else "train it with `unimetric train`, and name the run folder"
         raise UnimetricError(f"`{text}`: its weights are random, so it finds nothing", hint)
-    config = from_settings({"backbone": text, "head": "identity"} | settings, "index")
     return config, build_model(config)
 
 
