@@ -612,6 +612,9 @@ def test_rejects_other_models_stores_and_newer_files(run: Path, index: Index, im
         Index.create(run, images, index.path, transform="glyphs(size=16)")
     with pytest.raises(UnimetricError, match=r"shape \(Q, 8\) of the index's model, got float32 \(1, 9\)"):
         index.search_vectors(np.ones((1, 9), np.float32))
+    for ragged in ([[1.0] * 8, [1.0] * 7], [np.ones(8), np.ones((8, 2))]):
+        with pytest.raises(UnimetricError, match=r"shape \(Q, 8\) of the index's model, got rows of different lengths"):
+            index.search_vectors(ragged)
     with pytest.raises(UnimetricError, match="finite and not zero"):
         index.search_vectors(np.zeros((1, 8), np.float32))
     some = sorted(images.rglob("*.png"))[:2]

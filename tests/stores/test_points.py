@@ -28,6 +28,8 @@ def test_points_become_plain_values_of_every_column() -> None:
         ({"ids": ["a", 2, "c"]}, "got 2"),
         ({"ids": ["a", "b"]}, "2 ids and 3 vectors"),
         ({"vectors": np.eye(3, 4)}, r"\(N, 3\)"),
+        ({"vectors": [[1, 0, 0], [0, 1], [0, 0, 1]]}, r"\(N, 3\) of the store, got rows of different lengths"),
+        ({"vectors": [["a", "b", "c"]] * 3}, r"\(N, 3\) of the store, got <U1"),
         ({"vectors": 2 * UNIT}, "length 1, got 2 in row 0"),
         ({"vectors": UNIT * [[1], [np.nan], [1]]}, "length 1, got nan in row 1"),
         ({"columns": {"a": [1, 2]}}, "one value per id"),

@@ -32,7 +32,7 @@ from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
-from unimetric.stores._points import check_count
+from unimetric.stores._points import check_count, to_matrix
 from unimetric.stores._where import Filter, Where, read_filter
 
 #: Attempts of a search while another program deletes images.
@@ -250,12 +250,8 @@ class Index:
             k: Number of images per query. If there are fewer, the id "" and the score -inf fill the rest.
             where: Filter; see `find`.
         """
-        vectors = np.asarray(vectors)
-        if vectors.ndim != 2 or vectors.shape[1] != self.facts.dim or vectors.dtype.kind not in "fiu":
-            raise UnimetricError(
-                f"query vectors must have the shape (Q, {self.facts.dim}) of the index's model, got {vectors.dtype} {vectors.shape}",
-                "embed queries with the model of the index: `index.embed(images)`",
-            )
+        problem = f"query vectors must have the shape (Q, {self.facts.dim}) of the index's model"
+        vectors = to_matrix(vectors, problem, self.facts.dim, "embed queries with the model of the index: `index.embed(images)`")
         if not np.isfinite(vectors).all() or not vectors.any(1).all():
             raise UnimetricError("query vectors must be finite and not zero", "embed an image that is not uniform")
         check_count(k)

@@ -81,11 +81,22 @@ def check_ids(ids: Sequence[str]) -> list[str]:
     return [str(each) for each in ids]
 
 
+def to_matrix(vectors: Any, problem: str, dim: int, hint: str) -> Float[np.ndarray, "N D"]:
+    """Return vectors as a matrix of numbers, or raise an error that starts with `problem`."""
+    try:
+        array = np.asarray(vectors)
+        got = f"{array.dtype} {array.shape}"
+    except ValueError:
+        array, got = np.empty(0), "rows of different lengths"
+    if array.ndim != 2 or array.shape[1] != dim or array.dtype.kind not in "biuf":
+        raise UnimetricError(f"{problem}, got {got}", hint)
+    return array
+
+
 def check_vectors(vectors: Any, dim: int) -> Float[np.ndarray, "N D"]:
     """Return vectors as contiguous float32. Another length than 1 or dimension is an error."""
-    array = np.ascontiguousarray(vectors, dtype=np.float32)
-    if array.ndim != 2 or array.shape[1] != dim:
-        raise UnimetricError(f"vectors must have the shape (N, {dim}) of the store, got {array.shape}", "use the model of the index")
+    problem = f"vectors must have the shape (N, {dim}) of the store"
+    array = np.ascontiguousarray(to_matrix(vectors, problem, dim, "use the model of the index"), dtype=np.float32)
     lengths = np.linalg.norm(array, axis=1)
     wrong = ~(np.abs(lengths - 1) <= _UNIT)  # also true for nan
     if wrong.any():
