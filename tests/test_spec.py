@@ -211,3 +211,16 @@ def test_settings_that_cannot_run_are_rejected_when_loaded(key: str, value: str)
     with pytest.raises(UnimetricError, match=f"^settings: `?{key}") as caught:
         load(**{key: value})
     assert caught.value.hint
+
+
+def test_file_urls_in_arguments_are_local_paths() -> None:
+    url, path = "file:///data/a%20b", "/data/a b"
+    for kind, text, expected in (
+        ("datasets", f"folder(root='{url}')", {"root": path}),
+        ("datasets", f"folder('{url}')", {"root": path}),
+        ("datasets", "tar(shards='FILE://localhost/data/{0..9}.tar')", {"shards": "/data/{0..9}.tar"}),
+        ("backbones", f"timm(name='resnet18', weights='{url}')", {"name": "resnet18", "weights": path}),
+    ):
+        assert bind_arguments(kind, text) == expected
+    with pytest.raises(UnimetricError, match=r"an absolute path of this machine, got `file://data`"):
+        bind_arguments("datasets", "folder(root='file://data')")

@@ -208,6 +208,21 @@ def test_search_repeats_if_a_hit_is_deleted_meanwhile(index: Index, images: Path
     assert found[:2] == before[1:] and len(found) == 3
 
 
+def test_file_urls_are_local_paths(run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "my index"
+    with Index.create(run.as_uri(), images.as_uri(), place.as_uri(), workers=0) as made:
+        assert made.path == place and made.facts.source == str(images) and len(made) == 144
+        assert made.update(images.as_uri(), workers=0) == {"added": 0, "changed": 0, "deleted": 0, "unreadable": 0}
+        query = next(images.rglob("*.png"))
+        assert made.search(query.as_uri(), k=1) == made.search(query, k=1)
+    with Index.open(place.as_uri()) as opened:
+        assert len(opened) == 144
+    with pytest.raises(UnimetricError, match=r"an absolute path of this machine, got `file://my.index`"):
+        Index.open("file://my.index")
+    assert not (tmp_path / "file:").exists()
+
+
 def test_index_opens_without_the_run(run: Path, images: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(run, tmp_path / "gone"))
     first = Index.create(moved, images, tmp_path / "my.index", workers=0)

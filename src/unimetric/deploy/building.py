@@ -43,7 +43,7 @@ from unimetric.errors import UnimetricError, closest
 from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_json
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
-from unimetric.images.remote import common_folder, is_remote, join_path, make_absolute
+from unimetric.images.remote import common_folder, is_remote, join_path, local_path, make_absolute
 from unimetric.images.table import Table
 from unimetric.kinds import Loss, Store
 from unimetric.runs.exported import Exported, format_of, open_exported
@@ -94,7 +94,7 @@ def open_source(source: str | Path, *, labels: bool, skip: Path | None = None) -
         labels: Whether the class of an image in a folder is the name of its folder.
         skip: Folder in the source whose images are skipped, such as the index, which stores uploaded images.
     """
-    text = str(source)
+    text = local_path(str(source))
     path = Path(text).expanduser()
     if path.is_dir():
         root = os.path.abspath(path)

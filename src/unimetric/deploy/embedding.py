@@ -34,7 +34,7 @@ from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
 from unimetric.images.recipe import Recipe
 from unimetric.images.regions import split_box
-from unimetric.images.remote import Unreachable
+from unimetric.images.remote import Unreachable, local_path
 from unimetric.images.workers import isolate_worker, start_workers
 from unimetric.runs.device import evaluation_batch, open_fabric, set_up
 from unimetric.runs.exported import Exported, format_of, open_exported
@@ -324,7 +324,7 @@ def to_array(image: Any) -> np.ndarray:
         image: Path, image of Pillow, or array (H, W, 3) or (H, W) of uint8.
     """
     if isinstance(image, str | Path):
-        path = str(image)
+        path = local_path(str(image))
         if located(path):
             return decode(path)
         return np.array(parse_image(_read_query(path), path, split_box(path)[1], hint="search with another image")[0])

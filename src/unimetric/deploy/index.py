@@ -28,7 +28,7 @@ from jaxtyping import Float
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
 from unimetric.deploy.facts import FACTS, STORE, Facts, read_thresholds, read_unreadable
 from unimetric.errors import NotFound, UnimetricError
-from unimetric.images.remote import join_path
+from unimetric.images.remote import join_path, local_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create
@@ -75,7 +75,7 @@ class Index:
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
-        self.path, self.device = Path(path), device
+        self.path, self.device = Path(local_path(str(path))), device
         self._embedder: Embedder | None = None
         self._store: Store | None = None
         self._load()
@@ -109,7 +109,8 @@ class Index:
         """
         from unimetric.deploy.building import build
 
-        build(model, source, Path(path), **options)
+        path = local_path(str(path))
+        build(local_path(str(model)), source, Path(path), **options)
         return cls.open(path, device=str(options.get("device", "auto")))
 
     @classmethod
