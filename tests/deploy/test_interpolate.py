@@ -123,6 +123,14 @@ def test_rejects_runs_with_other_test_classes(config: RunConfig, run: Path, tmp_
     interpolate([run, other], tmp_path / "same")  # an earlier version has written no record
 
 
+def test_unwritable_output_is_reported_before_the_work(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    alphas: list[str] = []
+    with pytest.raises(UnimetricError, match=r"file/out.*: cannot be written: Not a directory"):
+        interpolate([run], tmp_path / "file" / "out", alphas=[0.0, 1.0], note=alphas.append)
+    assert not alphas
+
+
 def test_command(run: Path, tmp_path: Path) -> None:
     words = ["interpolate", str(run), "--alphas", "0,1", "--out", str(tmp_path / "out"), "--set", "workers=0"]
     result = CliRunner().invoke(app, words)

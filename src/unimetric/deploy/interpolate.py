@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unimetric.config import RunConfig, load, score
 from unimetric.errors import UnimetricError
-from unimetric.files import write_json, write_text
+from unimetric.files import check_writable, write_json, write_text
 from unimetric.images.loading import Progress, View
 from unimetric.metrics import measure
 from unimetric.runs.device import evaluation_batch, open_fabric, set_up
@@ -70,6 +70,7 @@ def interpolate(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UnimetricError(f"{out}: must be an empty or new folder", "choose another --out")
+    check_writable(out / "config.toml")
     ends = _open_ends(runs, overrides, choosing=len(chosen) > 1)
     found: dict[str, Any] = {"runs": [str(run) for run in runs]}
     alpha = chosen[0]
