@@ -568,11 +568,66 @@ def test_index_of_a_killed_update_is_served(
         live(index)
 
 
+def test_index_in_an_update_is_not_opened(index: Path, live: Callable[..., str]) -> None:
+    address, facts = live(index), Facts.read(index)
+    versions = []
+    for state in ("updating", "ready"):
+        replace(facts, generation=facts.generation + 1, state=state).write(index)
+        end = time.monotonic() + (0.5 if state == "updating" else 20)
+        while (version := httpx.get(f"{address}/info", timeout=60).json()["version"]) == facts.version and time.monotonic() < end:
+            time.sleep(0.05)
+        versions.append(version)
+    assert versions[0] == facts.version != versions[1]
+
+
 def start_process(index: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     words = [sys.executable, "-m", "unimetric.cli", "serve", str(index), "--port", "0", "--device", "cpu", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert process.stdout is not None
     return process, process.stdout.readline().strip().rstrip("/")
+
+
+def test_two_processes_serve_one_state_of_an_index_at_a_time(index: Path, colored: Path, tmp_path: Path) -> None:
+    """In state n, the rows of class n % 4 are missing, and all prices are n."""
+    with open(colored / "images.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    data, stop = image(index), threading.Event()
+    answers: dict[str, list[tuple[int, ...]]] = {}  # number of images, and their states
+
+    def write_state(state: int) -> None:
+        with open(colored / "state.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(row | {"price": state} for number, row in enumerate(rows) if number // 8 != state % 4)
+
+    def ask(address: str) -> None:
+        while not stop.is_set():
+            hits = httpx.post(f"{address}/search", files={"file": data}, data={"k": "32"}, timeout=60).raise_for_status().json()["hits"]
+            answers[address].append((len(hits), *{hit["columns"]["price"] for hit in hits}))
+
+    write_state(0)
+    with ThreadPoolExecutor(2) as threads, Index.open(index, device="cpu") as opened:
+        opened.update(colored / "state.csv", workers=0)
+        servers = list(threads.map(lambda _: start_process(index, "--no-feedback"), range(2)))
+        try:
+            answers |= {address: [] for _, address in servers}
+            running = [threads.submit(ask, address) for address in answers]
+            for state in range(1, 7):
+                write_state(state)
+                opened.update(colored / "state.csv", workers=0)
+                time.sleep(0.1)
+            end = time.monotonic() + 20
+            while not all(each and each[-1] == (24, 6) for each in answers.values()) and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            stop.set()
+            failures = [each.exception() for each in running]
+            for process, _ in servers:
+                process.terminate()
+                process.wait(20)
+    assert failures == [None, None]
+    for each in answers.values():
+        assert each == sorted((24, state) for _, state, *_ in each) and each[-1] == (24, 6)
 
 
 def test_process_loses_no_vote_when_killed_and_finishes_when_stopped(index: Path) -> None:

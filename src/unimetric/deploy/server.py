@@ -211,14 +211,18 @@ class Server:
                 old.retire()
 
     def _open_new(self) -> Gallery | None:
-        """Return the gallery of a new version, with the old model if that is the same."""
+        """Return the gallery of a new version, with the old model if that is the same.
+
+        None during an update, because the store then has images of both versions.
+        """
         old = self.gallery
         if old.index.version == old.version:
             return None
         index = Index.open(self.path, device=self.options.device)
-        if index.facts.state == "building":
-            return None
         assert index.store is not None  # opens it
+        if index.facts.state != "ready" or index.refresh():
+            index.close()
+            return None
         return Gallery(index, old.embedder if index.facts.network == old.index.facts.network else None)
 
     # --- search ------------------------------------------------------------------------------------------------------
