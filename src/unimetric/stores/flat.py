@@ -137,14 +137,10 @@ class Flat(Store):
 
     def _begin_writing(self) -> None:
         """Remove the files that a killed writer has left, once per process."""
-        if self._writing:
-            return
-        try:
+        if not self._writing:
             remove_stale(self.path)
             self._remove_unlisted()
-        except OSError as error:
-            raise UnimetricError(f"{self.path}: cannot be written: {error.strerror}", "use a folder that you can write to") from None
-        self._writing = True
+            self._writing = True
 
     def _remove_unlisted(self) -> None:
         listed = {name for each in self._manifest["shards"] for name in each.values()}
@@ -167,10 +163,10 @@ class Flat(Store):
         self._manifest = {"columns": dict(kinds), "shards": entries, "next": following}
         self._shards = shards
 
-    def _write_dead(self, number: int, rows: Mapping[int, list[int]]) -> tuple[list[dict[str, str]], list[Shard]]:
-        """Write the dead rows of some shards, and return the new entries and shards."""
+    def _write_dead(self, number: int, located: Mapping[int, np.ndarray]) -> tuple[list[dict[str, str]], list[Shard]]:
+        """Write the rows that `_locate` returns as dead, and return the new entries and shards."""
         entries, shards = list(self._manifest["shards"]), list(self._shards)
-        for index, fresh in rows.items():
+        for index, (_, fresh) in located.items():
             old = shards[index]
             dead = np.zeros(old.rows, bool) if old.dead is None else old.dead.copy()
             dead[fresh] = True
@@ -196,7 +192,7 @@ class Flat(Store):
             self._begin_writing()
             number, name = self._manifest["next"], f"{self._manifest['next']:08d}.points"
             self._write_shard(name, ids, [vectors.astype(self._kind, copy=False)], values, kinds)
-            entries, shards = self._write_dead(number, self._rows_of(ids))
+            entries, shards = self._write_dead(number, self._locate(ids))
             shard = Shard(self.path / name)
             self._commit([*entries, {"name": name, "dead": ""}], [*shards, shard], number + 1, kinds)
             if sum(each.rows < _SMALL for each in self._shards) > _FEW:
@@ -207,10 +203,10 @@ class Flat(Store):
         if not self.path.is_dir():
             return
         with self._alone():
-            rows = self._rows_of(ids)
-            if rows:
+            located = self._locate(ids)
+            if located:
                 self._begin_writing()
-                entries, shards = self._write_dead(self._manifest["next"], rows)
+                entries, shards = self._write_dead(self._manifest["next"], located)
                 self._commit(entries, shards, self._manifest["next"] + 1, self.columns)
                 self._remove_unlisted()
 
@@ -289,35 +285,22 @@ class Flat(Store):
     def __len__(self) -> int:
         return sum(shard.live for shard in self._shards)
 
-    def _find(self, ids: Sequence[str]) -> list[tuple[int, int]]:
-        """Return shard and row of each id, or (-1, -1)."""
-        found, hashes = [(-1, -1)] * len(ids), hash_ids(ids)
-        for index, shard in enumerate(self._shards):
-            for number, row in shard.find(ids, hashes):
-                found[number] = (index, row)
-        return found
+    def _locate(self, ids: Sequence[str]) -> dict[int, np.ndarray]:
+        """Return, by shard, the positions of the ids that it holds, and their rows (2, M)."""
+        hashes = hash_ids(ids)
+        found = {index: list(shard.find(ids, hashes)) for index, shard in enumerate(self._shards)}
+        return {index: np.array(pairs, np.int64).T for index, pairs in found.items() if pairs}
 
-    def _rows_of(self, ids: Sequence[str]) -> dict[int, list[int]]:
-        """Return the rows of known ids by shard."""
-        rows: dict[int, list[int]] = {}
-        for index, row in self._find(ids):
-            if index >= 0:
-                rows.setdefault(index, []).append(row)
-        return rows
-
-    def _locate(self, ids: Sequence[str]) -> dict[int, tuple[list[int], np.ndarray]]:
-        """Return, by shard, which of the ids are in it, and their rows. An unknown id is an error."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for number, (index, row) in enumerate(self._find(ids)):
-            if index < 0:
-                raise unknown_id(ids[number])
-            numbers, rows = found.setdefault(index, ([], []))
-            numbers.append(number)
-            rows.append(row)
-        return {index: (numbers, np.array(rows, np.int64)) for index, (numbers, rows) in found.items()}
+    def _locate_all(self, ids: Sequence[str]) -> dict[int, np.ndarray]:
+        """Return the result of `_locate`. An unknown id is an error."""
+        located = self._locate(check_ids(ids))
+        unknown = set(range(len(ids))).difference(*(numbers.tolist() for numbers, _ in located.values()))
+        if unknown:
+            raise unknown_id(ids[min(unknown)])
+        return located
 
     def fetch(self, ids: Sequence[str]) -> dict[str, list[Any]]:
-        located = self._locate(check_ids(ids))
+        located = self._locate_all(ids)
         values: dict[str, list[Any]] = {name: [None] * len(ids) for name in self.columns}
         for index, (numbers, rows) in located.items():
             for name, kind in self.columns.items():
@@ -327,7 +310,7 @@ class Flat(Store):
 
     def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, "N D"]:
         found = np.empty((len(ids), self.dim), np.float32)
-        for index, (numbers, rows) in self._locate(check_ids(ids)).items():
+        for index, (numbers, rows) in self._locate_all(ids).items():
             found[numbers] = self._shards[index].vectors[rows]
         return found
 
