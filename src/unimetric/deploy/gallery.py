@@ -77,11 +77,8 @@ class Gallery:
 
     def retire(self) -> None:
         """Close the index as soon as it is not used."""
-        with self._lock:
+        with self.used():
             self._retired = True
-            last = not self._users
-        if last:
-            self.index.close()
 
     # --- images ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class Gallery:
         with self._path(id_) as path:
             if not located(path):
                 data = read_bytes(path)
-                kind, box = format_of(data, id_), split_box(path)[1]
+                kind, box = read_header(data, id_)[0], split_box(path)[1]
                 if kind in _SHOWN and box is None:
                     return data, _SHOWN[kind]
                 image = parse_image(data, id_, box)[0]
@@ -179,8 +176,8 @@ def _summarize(name: str, kind: type, values: set[Any]) -> dict[str, Any]:
     return found | ({"values": sorted(values)} if len(values) <= _VALUES else {})
 
 
-def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
-    """Return the format of an image, from its header.
+def read_header(data: bytes, name: str, most: int = MOST_PIXELS) -> tuple[str, bool]:
+    """Return the format of an image, and whether it is large, from its header.
 
     Args:
         data: Content of the file.
@@ -190,11 +187,6 @@ def format_of(data: bytes, name: str, most: int = MOST_PIXELS) -> str:
     Raises:
         UnimetricError: It is not an image, or has too many pixels (`TooLarge`).
     """
-    return _read_header(data, name, most)[0]
-
-
-def _read_header(data: bytes, name: str, most: int) -> tuple[str, bool]:
-    """Check the header of an image. Return its format, and whether it is large."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height, kind = image.width, image.height, image.format or ""
@@ -218,9 +210,9 @@ def decode_upload(data: bytes, name: str, most: int) -> np.ndarray:
         name: Name for errors.
         most: Largest number of pixels.
     """
-    kind, large = _read_header(data, name, most)
+    kind, large = read_header(data, name, most)
     if kind == "JPEG2000":  # its decoder takes four times the memory of others
-        format_of(data, name, most // 4)
+        read_header(data, name, most // 4)
     with _turn(large):
         try:
             image = parse_image(data, name, hint="send another one")[0]
@@ -248,7 +240,7 @@ def crop_upload(data: bytes, view: View, most: int) -> Tensor:
         view: View of the model.
         most: Largest number of pixels.
     """
-    large = _read_header(data, "the upload", most)[1]
+    large = read_header(data, "the upload", most)[1]
     with _turn(large):
         crop = crop_center(decode_upload(data, "the upload", most), view, "the upload")
         if large:

@@ -32,7 +32,7 @@ from starlette.requests import ClientDisconnect
 
 from unimetric.deploy.batching import Batcher, Busy
 from unimetric.deploy.feedback import Feedback
-from unimetric.deploy.gallery import Gallery, TooLarge, crop_upload, decode_upload, format_of
+from unimetric.deploy.gallery import Gallery, TooLarge, crop_upload, decode_upload, read_header
 from unimetric.deploy.guard import COOKIE, Guard, cookie_of
 from unimetric.deploy.index import Index
 from unimetric.errors import NotFound, Unavailable, UnimetricError
@@ -362,7 +362,7 @@ def _vote_of(fields: dict[str, str], server: Server, data: bytes | None) -> dict
             query = printable(gallery.index.image_path(fields["query"]))
         else:
             decode_upload(data, "the upload", server.options.pixels)  # only whole images are saved
-            query = server.feedback.save_image(data, format_of(data, "the upload"))
+            query = server.feedback.save_image(data, read_header(data, "the upload")[0])
         label = columns["label"][0] if "label" in columns else None
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return {
