@@ -38,7 +38,7 @@ from unimetric.deploy.facts import (
 )
 from unimetric.deploy.ledger import Ledger, Work
 from unimetric.deploy.placement import Placement
-from unimetric.deploy.sharding import SHARDS, Cluster
+from unimetric.deploy.sharding import SHARDS, Cluster, split_works
 from unimetric.errors import UnimetricError, closest
 from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_json
 from unimetric.images.loading import Progress
@@ -396,24 +396,14 @@ class _Build:
 
     def _rewrite_columns(self) -> int:
         """Write new columns of images that have not changed, and return their number."""
-        some: list[Work] = []
         before = self.counts["changed"]
-        for work in self.ledger.work():
-            if work.same:
-                some.append(work)
-            if len(some) == _SHARD:
-                self._write_columns(some)
-                some = []
-        self._write_columns(some)
-        return self.counts["changed"] - before
-
-    def _write_columns(self, works: list[Work]) -> None:
-        if works:
+        for works in split_works((work for work in self.ledger.work() if work.same), _SHARD):
             ids = [work.id for work in works]
             self.ledger.mark_columns(works)
             self.store.write(ids, self.store.vectors(ids), self._columns(works))
             self.ledger.record_columns(works)
             self.counts["changed"] += len(works)
+        return self.counts["changed"] - before
 
     def _columns(self, works: list[Work]) -> dict[str, list[Any]]:
         return {name: [work.columns.get(name) for work in works] for name in self.facts.columns}
@@ -438,7 +428,8 @@ class _Build:
             self._write_model()
             embedder = open_embedder(self.config, self.model)
         begun = time.monotonic()
-        with _Writer(self) as writer:
+        with ThreadPoolExecutor(1) as pool:
+            writer = _Writer(self, pool)
             for readings, embeddings in embedder.embed_chunks(chunks):
                 shard += [(waiting.popleft(), reading) for reading in readings]
                 found.append(embeddings)
@@ -450,6 +441,7 @@ class _Build:
                     self.progress(done, total)
             if shard:
                 writer.submit(shard, torch.cat(found))
+            writer.wait()
 
     def _embed_on(self, cluster: Cluster, total: int) -> None:
         """Embed on a cluster in the shards and batches of `_embed`, and write them in order."""
@@ -541,8 +533,8 @@ class _Writer:
     The ledger has marks of its images before, and is written when the store has returned.
     """
 
-    def __init__(self, build_: _Build) -> None:
-        self.build, self.pool = build_, ThreadPoolExecutor(1)
+    def __init__(self, build_: _Build, pool: ThreadPoolExecutor) -> None:
+        self.build, self.pool = build_, pool
         self.pending: Future[list[tuple[Work, bytes | None, str | None, int]]] | None = None
 
     def submit(self, shard: list[tuple[Work, Reading]], embeddings: Tensor) -> None:
@@ -556,13 +548,3 @@ class _Writer:
         if self.pending is not None:
             pending, self.pending = self.pending, None
             self.build.ledger.record(pending.result())
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        try:
-            if kind is None:
-                self.wait()
-        finally:
-            self.pool.shutdown(wait=True)

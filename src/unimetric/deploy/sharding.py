@@ -109,7 +109,7 @@ class Cluster:
             items = [(join_path(root, work.id), work.known) for work in shard]
             return shard, name, task.remote(shared, key, settings, items, place, name, readers=readers, trust=trusted())
 
-        for shard, name in _in_order(ray, map(submit, _split(works, size)), workers):
+        for shard, name in _in_order(ray, map(submit, split_works(works, size)), workers):
             yield shard, *_read_shard(place, name)
             remove(place, name)
 
@@ -143,7 +143,8 @@ def _in_order(ray: Any, submitted: Iterator[tuple[list[Work], str, Any]], worker
             ray.cancel(reference)
 
 
-def _split(works: Iterable[Work], size: int) -> Iterator[list[Work]]:
+def split_works(works: Iterable[Work], size: int) -> Iterator[list[Work]]:
+    """Yield images in lists of some length. The last one may be shorter."""
     works = iter(works)
     while shard := list(itertools.islice(works, size)):
         yield shard
