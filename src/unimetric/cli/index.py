@@ -151,11 +151,6 @@ def _describe_hits(name: str, hits: list[Any], *, as_json: bool, limit: dict[str
 # --- indexes as the target of other commands ----------------------------------------------------------------------------
 
 
-def is_index(path: str | Path) -> bool:
-    """Return whether a path is an index folder."""
-    return (Path(path) / "index.toml").is_file()
-
-
 def _reject_others(path: str | Path, others: dict[str, Any]) -> None:
     """Raise an error if an option was given that has no meaning for an index."""
     for name, given in others.items():

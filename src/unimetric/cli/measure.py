@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unimetric.cli.imports import importing
-from unimetric.cli.index import evaluate_stored, is_index
+from unimetric.cli.index import evaluate_stored
 from unimetric.cli.options import Overrides, Results, Settings, check_outputs, read_numbers, read_overrides, write_json
 from unimetric.errors import UnimetricError, closest
 
@@ -66,13 +66,14 @@ def evaluate(
         from unimetric.analysis.evaluate import evaluate as run
         from unimetric.analysis.evaluate import evaluate_file
         from unimetric.config import from_backbone
+        from unimetric.deploy.facts import check_index
         from unimetric.runs.display import Display
         from unimetric.runs.exported import format_of
 
     check_outputs(out)
     texts = _specs(metrics)
     overrides = read_overrides(settings, evaluate)
-    if is_index(target):
+    if check_index(target):
         others: dict[str, Any] = {"--dims": dims, "--precisions": precisions}
         others |= {"settings": overrides, "--rerank": rerank, "--save": save, "--per-class": per_class, "--duplicates": duplicates}
         others |= {"--part": part != "test", "--group-rule": group_rule, "--explain": explain}

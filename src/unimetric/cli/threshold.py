@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unimetric.cli.index import calibrate_stored, format_interval, is_index, warn_of_copies
+from unimetric.cli.index import calibrate_stored, format_interval, warn_of_copies
 from unimetric.cli.options import Settings, check_outputs, read_overrides
 from unimetric.errors import UnimetricError
 
@@ -33,6 +33,7 @@ def calibrate(
     """
     from unimetric.analysis.calibrate import FILE
     from unimetric.analysis.calibrate import calibrate as choose
+    from unimetric.deploy.facts import check_index
     from unimetric.geometry.pair_scores import FEWEST
     from unimetric.runs.display import Display
 
@@ -40,7 +41,7 @@ def calibrate(
     if out is not None and out.suffix != ".json":
         raise UnimetricError(f"`--out` must be a .json file, got {out}", f"use `--out {out.with_suffix('.json')}`")
     overrides = read_overrides(settings, calibrate)
-    if is_index(run):
+    if check_index(run):
         calibrate_stored(run, fpr, level, draws, {"settings": overrides, "--out": out})
         return
     with Display() as display:
