@@ -158,6 +158,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 CHUNK = 1 << 24
+#: Error numbers of the system for a path that cannot be written.
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EIO)
 
 
 def sync_folder(path: Path) -> None:
@@ -202,16 +204,7 @@ def atomic_stream(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         if error.errno in FULL_DISK:
             reason, hint = "the disk is full", "free some space, write elsewhere, or use a smaller short_side or quality"
-        elif error.errno in (
-            errno.EACCES,
-            errno.EPERM,
-            errno.EROFS,
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.EEXIST,
-            errno.ENAMETOOLONG,
-            errno.EIO,
-        ):
+        elif error.errno in _UNWRITABLE:
             reason, hint = f"cannot be written ({error.strerror})", "use another path, which you can write to"
         else:
             raise

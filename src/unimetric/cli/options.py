@@ -117,7 +117,7 @@ def read_numbers(words: str, option: str, kind: type[int] | type[float], *, like
 
 
 def read_overrides(words: list[str] | None, command: Any, *, axes: bool = False) -> dict[str, Any]:
-    """Read settings as `key=value`, and raise an error for an option or argument written as a setting.
+    """Read settings as `key=value`, and reject options and arguments written as settings.
 
     Args:
         words: Settings as typed.
