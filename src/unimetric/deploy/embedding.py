@@ -32,7 +32,6 @@ from unimetric.images.crops import color, crop_one, plan_of
 from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes, to_rgb
 from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
-from unimetric.images.recipe import Recipe
 from unimetric.images.regions import split_box
 from unimetric.images.remote import Unreachable, local_path
 from unimetric.images.workers import isolate_worker, start_workers
@@ -301,15 +300,11 @@ def crop_center(array: np.ndarray, view: View, name: str) -> Tensor:
     Raises:
         UnimetricError: The image is so narrow that resizing its short side takes more memory than the largest image.
     """
-    draws = view.draws(np.zeros(1, np.int64), np.array([array.shape[:2]]))
-    _check_resized(view.recipe, array, name)
-    return crop_one(array, draws, view.recipe)
-
-
-def _check_resized(recipe: Recipe, array: np.ndarray, name: str) -> None:
     height, width = array.shape[:2]
-    if recipe.resize**2 * max(height, width) > MOST_PIXELS * min(height, width):
+    if view.recipe.resize**2 * max(height, width) > MOST_PIXELS * min(height, width):
         raise UnimetricError(f"{name}: an image of {width} x {height} pixels is too narrow to be resized", "crop it first")
+    draws = view.draws(np.zeros(1, np.int64), np.array([(height, width)]))
+    return crop_one(array, draws, view.recipe)
 
 
 def name_of(image: Any) -> str:

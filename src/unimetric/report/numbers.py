@@ -71,7 +71,8 @@ def methods(records: list[Record]) -> list[Method]:
     every = list(groups.values())
     plain = [runs for runs in every if not _study_name(runs[0])]
     folders = {runs[0].folder.name for runs in plain} - {_study_name(runs[0]) for runs in every}
-    by_folder = len(folders) == len(plain) and all(_has_chosen_folder(runs) for runs in plain)
+    chosen = all(len(runs) == 1 and runs[0].folder.name != runs[0].run_id for runs in plain)
+    by_folder = chosen and len(folders) == len(plain)
     differ = _differing([runs[0] for runs in plain])
     found = []
     for runs in every:
@@ -95,10 +96,6 @@ def _with_distinct_names(found: list[Method]) -> list[Method]:
         differ = _differing(same[method.task, method.name])
         distinct.append(replace(method, name=f"{method.name}, {_settings_name(method.runs[0], differ)}") if differ else method)
     return distinct
-
-
-def _has_chosen_folder(runs: list[Record]) -> bool:
-    return len(runs) == 1 and runs[0].folder.name != runs[0].run_id
 
 
 def _without_task(run: Record) -> str:

@@ -24,7 +24,7 @@ from unimetric.files import wait_for_lock, write_json
 from unimetric.kinds import Store
 from unimetric.stores._points import check_ids, check_points, check_queries, no_hits, unknown_id
 from unimetric.stores._recall import DEPTHS, Block, Search, draw_truth, exact_search, is_tuned, tune, tuned
-from unimetric.stores._where import Filter, Where, read_filter, to_text
+from unimetric.stores._where import Filter, read_filter, to_text
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 #: Version of the layout, in the metadata of the table.
@@ -215,7 +215,7 @@ class Lance(Store):
     def search(self, queries: Float[np.ndarray, "Q D"], k: int, where: Filter = None) -> tuple[np.ndarray, Float[np.ndarray, "Q k"]]:
         queries = check_queries(queries, k, self.dim)
         where = read_filter(where, self.columns)
-        text = None if where is None else _filter(where)
+        text = None if where is None else to_text(where, column=lambda name: f"`{_encoded(name)}`", literal=_literal)
         with self._errors():
             total = int(self._table.count_rows())
             rows = total if text is None else int(self._table.count_rows(text))
@@ -398,10 +398,6 @@ def _literal(value: Any) -> str:
         # The smallest integer would be read as the negative of one that is too large.
         return str(value) if value > -(2**63) else f"CAST('{value}' AS BIGINT)"
     return repr(float(value))
-
-
-def _filter(where: Where) -> str:
-    return to_text(where, column=lambda name: f"`{_encoded(name)}`", literal=_literal)
 
 
 def _among(ids: Sequence[str]) -> str:
