@@ -91,18 +91,12 @@ def test_compiled_graphs_survive_in_the_cache_of_the_user(tmp_path: Path, monkey
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
 
 
-def test_torchmetrics_is_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "torchmetrics.py").write_text("__version__ = '1.0.0'")
-    code = "import sys, unimetric.runs.device; sys.exit('torchmetrics' in sys.modules)"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
-
-
-def test_fabric_is_imported_once_from_pytorch_lightning(tmp_path: Path) -> None:
+def test_fabric_is_imported_once_and_without_torchmetrics(tmp_path: Path) -> None:
     """`pytorch-lightning` contains `lightning_fabric`, but is no distribution `lightning-fabric`."""
     (tmp_path / "lightning.py").write_text("raise SystemExit('lightning is imported, too')")
+    (tmp_path / "torchmetrics.py").write_text("__version__ = '1.0.0'")
     code = """
-import importlib.metadata
+import importlib.metadata, sys
 known = importlib.metadata.version
 def version(name):
     if name == "lightning-fabric":
@@ -111,6 +105,7 @@ def version(name):
 importlib.metadata.version = version
 import unimetric.runs.device as device
 assert device.Fabric.__module__.startswith("lightning_fabric") and device.VERSION[0].isdigit(), device.VERSION
+assert "torchmetrics" not in sys.modules
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
