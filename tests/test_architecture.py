@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -15,8 +16,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "unimetric"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     return {name.split(".")[0] for name in found | {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}}
 
@@ -96,7 +102,7 @@ MODULES = {module_of(path): path for path in FILES}
 def project_imports(path: Path) -> set[str]:
     """Modules of this project that a file imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -107,24 +113,26 @@ def project_imports(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "unimetric"}
 
 
-GRAPH = {name: project_imports(path) for name, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return {name: project_imports(path) for name, path in MODULES.items()}
 
 
-def test_imports_name_modules_that_exist() -> None:
-    assert not [(name, other) for name, others in GRAPH.items() for other in others if other not in MODULES]
+def test_imports_name_modules_that_exist(graph: dict[str, set[str]]) -> None:
+    assert not [(name, other) for name, others in graph.items() for other in others if other not in MODULES]
 
 
-def test_no_cycle_of_imports() -> None:
+def test_no_cycle_of_imports(graph: dict[str, set[str]]) -> None:
     done: set[str] = set()
 
     def follow(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path[path.index(name) :], name])
         if name not in done:
-            for other in sorted(GRAPH.get(name, ())):
+            for other in sorted(graph.get(name, ())):
                 follow(other, (*path, name))
             done.add(name)
 
-    for name in GRAPH:
+    for name in graph:
         follow(name, ())
 
 
@@ -135,13 +143,13 @@ def layers() -> list[list[str]]:
     return [[word.strip(" ()") for word in layer.split("|")] for layer in contract["layers"]]
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down(graph: dict[str, set[str]]) -> None:
     depth = {name: number for number, layer in enumerate(layers()) for name in layer}
 
     def layer_of(module: str) -> str:
         return ".".join(module.split(".")[:2])
 
-    for name, others in GRAPH.items():
+    for name, others in graph.items():
         if name == "unimetric":  # its public names are imported when they are used
             continue
         assert layer_of(name) in depth, f"{name} is in no layer"
@@ -160,9 +168,9 @@ SHARED = {
 }
 
 
-def test_private_modules_are_imported_in_their_package() -> None:
+def test_private_modules_are_imported_in_their_package(graph: dict[str, set[str]]) -> None:
     found = set()
-    for name, others in GRAPH.items():
+    for name, others in graph.items():
         for other in others:
             package, _, module = other.rpartition(".")
             if module.startswith("_") and not name.startswith(package):
@@ -172,7 +180,7 @@ def test_private_modules_are_imported_in_their_package() -> None:
 
 def test_importlib_reaches_project_modules_from_spec_only() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             called = getattr(node, "func", None)
             if getattr(called, "attr", getattr(called, "id", "")) not in ("import_module", "__import__"):
                 continue
@@ -184,18 +192,18 @@ def test_importlib_reaches_project_modules_from_spec_only() -> None:
 # --- Docstrings -----------------------------------------------------------------------------------
 
 
-def long_summaries(text: str) -> list[str]:
+def long_summaries(tree: ast.Module) -> list[str]:
     """Return the first paragraphs of docstrings that have more than 88 characters."""
     nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, nodes)]
+    found = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, nodes)]
     return [summary for summary in (each.partition("\n\n")[0] for each in found) if len(summary) > 88]
 
 
 def test_docstring_summaries_have_at_most_88_characters() -> None:
     short = "Return it" + "." * 79
-    assert long_summaries(f'def f():\n    """{short}.\n\n    Details of it."""') == [f"{short}."]
-    assert not long_summaries(f'def f():\n    """{short}\n\n    Details of it."""')
-    found = {path.relative_to(SOURCE).as_posix(): long_summaries(path.read_text()) for path in FILES}
+    assert long_summaries(ast.parse(f'def f():\n    """{short}.\n\n    Details of it."""')) == [f"{short}."]
+    assert not long_summaries(ast.parse(f'def f():\n    """{short}\n\n    Details of it."""'))
+    found = {path.relative_to(SOURCE).as_posix(): long_summaries(parsed(path)) for path in FILES}
     assert {name: summaries for name, summaries in found.items() if summaries} == {}
 
 
@@ -213,10 +221,10 @@ def test_functions_have_at_most_60_lines() -> None:
     assert body_lines(ast.parse(example).body[0], example.splitlines()) == 2  # type: ignore[arg-type]
     found: dict[str, int] = {}
     for name, path in MODULES.items():
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
+        lines = path.read_text().splitlines()
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[f"{name}.{node.name}"] = max(body_lines(node, text.splitlines()), found.get(f"{name}.{node.name}", 0))
+                found[f"{name}.{node.name}"] = max(body_lines(node, lines), found.get(f"{name}.{node.name}", 0))
     loop = found.pop("unimetric.training.loop.train")
     assert loop > 30, "the training loop is one function"
     assert not {name: count for name, count in found.items() if count > 60}
@@ -250,7 +258,7 @@ PROBES = {
 
 
 def test_only_kinds_and_foreign_ask_whether_a_component_has_a_member() -> None:
-    found = {path.relative_to(SOURCE).as_posix(): probes(ast.parse(path.read_text())) for path in FILES}
+    found = {path.relative_to(SOURCE).as_posix(): probes(parsed(path)) for path in FILES}
     assert {name: calls for name, calls in found.items() if calls and name not in PROBES} == {}
     assert not [name for name in PROBES if not found[name]], "no longer needed in the list"
     asked = {name for name, calls in found.items() if any(call.startswith("hasattr") for call in calls)}
