@@ -111,6 +111,11 @@ def test_every_study_of_a_paper_cites_it() -> None:
                 assert any(text in path.read_text() for text in texts), path
 
 
+@pytest.fixture(scope="module")
+def read() -> list[protocols.Protocol]:
+    return protocols.read_protocols()
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "key"),
     [
@@ -141,14 +146,20 @@ def test_every_study_of_a_paper_cites_it() -> None:
         ("studies/oodml_figure5_cub200", "resnet101.tv_in1k", "resnet101", "backbone.name"),
     ],
 )
-def test_check_names_the_changed_key(name: str, old: str, new: str, key: str, tmp_path: Path) -> None:
+def test_check_names_the_changed_key(name: str, old: str, new: str, key: str, tmp_path: Path, read: list[protocols.Protocol]) -> None:
     path = GRIDS.parent / f"{name}.toml"
     copy = tmp_path / path.name
     assert old in path.read_text()
     copy.write_text(path.read_text().replace(old, new))
-    found = {each.key: each for each in protocols.deviations(copy, protocols.read_protocols())}
+    found = {each.key: each for each in protocols.deviations(copy, read)}
     assert key in found, list(found)
     assert str(found[key]).startswith(f"{copy}: ") and found[key].wanted != found[key].found
+
+
+def test_command_fails_if_a_config_deviates(tmp_path: Path) -> None:
+    path = GRIDS.parent / "diva_cub200.toml"
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text().replace("= 108", "= 112"))
     assert protocols.main([str(copy)]) == 1 and protocols.main([str(path)]) == 0
 
 
