@@ -136,7 +136,7 @@ def test_auto_waits_for_the_first_peak(grid: Path, tmp_path: Path, monkeypatch: 
         return start(run, place, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(studies, "_start", watched)
-    runs = expand(settings(grid, seed=[0, 1, 2], epochs=3))
+    runs = expand(settings(grid, seed=[0, 1], epochs=3))
     states = study(runs, tmp_path / "runs", parallel="auto", pictures=False, quiet=True)
     assert set(states.values()) == {"done"}
     assert known[0] == 0.0 and known[1] > 0.05

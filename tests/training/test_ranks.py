@@ -93,12 +93,12 @@ def check_sample(found: dict[str, torch.Tensor], ranks: int) -> None:
         assert torch.allclose(given, expected.detach(), rtol=1e-9, atol=1e-12), name
 
 
-def start(config: RunConfig, folder: Path, silence: str = "30", stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
+def start(config: RunConfig, folder: Path, silence: str = "30") -> subprocess.Popen:
     toml = folder.with_suffix(".toml")
     toml.write_text(config.dump())
     words = [sys.executable, "-m", "unimetric.cli", "train", str(toml), "--out", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "UNIMETRIC_RANK_SILENCE": silence}
-    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=stdout, text=True, env=environment, start_new_session=True)
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment, start_new_session=True)
 
 
 def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_error_of_all_ranks_is_printed_once(config: RunConfig, tmp_path: Path) -
     assert process.returncode == 2 and errors.count("the folder `nowhere` does not exist") == errors.count("error:") == 1
 
 
-def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:
+def test_only_the_first_rank_prints_that_a_run_is_saved(config: RunConfig, tmp_path: Path) -> None:
     config = changed(config, **VIT, loss="arcface", epochs=60, evaluate_every=0, device="cpu:2", strategy="ddp")
     process = start(config, tmp_path / "run")
     try:
@@ -191,9 +191,6 @@ def test_only_the_first_rank_prints(config: RunConfig, tmp_path: Path) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130 and errors.count("run the same command to resume") == 1
-    process = start(changed(config, epochs=1), tmp_path / "other", stdout=subprocess.PIPE)
-    text, errors = process.communicate(timeout=200)
-    assert process.returncode == 0 and text.count("best epoch") == 1, errors
 
 
 @pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200)])
