@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from unimetric.analysis.calibrate import read_calibration
@@ -20,22 +21,18 @@ from unimetric.cli import app
 from unimetric.config import RunConfig, from_settings
 from unimetric.deploy.export import export, export_as
 from unimetric.errors import UnimetricError
+from unimetric.runs import weights
 from unimetric.runs.folder import open_run
 from unimetric.training.loop import train
 
-KILLED = """
-import os, signal, sys
-from safetensors.torch import save_file
-import unimetric.runs.weights as weights
-from unimetric.deploy.export import export
 
-def save(tensors, path, notes):
-    save_file(tensors, path, notes)
-    os.kill(os.getpid(), signal.SIGKILL)
+def _export_and_die(run: Path, out: Path) -> None:
+    def save(tensors: Any, path: Path, notes: Any) -> None:
+        save_file(tensors, path, notes)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-weights.save_file = save
-export(sys.argv[1], sys.argv[2])
-"""
+    weights.save_file = save
+    export(run, out)
 
 
 @pytest.fixture
@@ -46,8 +43,10 @@ def run(config: RunConfig, tmp_path: Path) -> Path:
 
 def test_killed_export_can_be_repeated(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = subprocess.run([sys.executable, "-c", KILLED, str(run), str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
-    assert process.returncode == -signal.SIGKILL
+    process = multiprocessing.get_context("fork").Process(target=_export_and_die, args=(run, out))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert [name for name in os.listdir(out) if name.startswith(".model.safetensors.")]
     export(run, out)
     assert sorted(os.listdir(out)) == ["config.toml", "model.safetensors"]
