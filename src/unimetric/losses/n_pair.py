@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
@@ -59,7 +60,8 @@ class NPair(Loss):
         else:
             positive, has_positive = draw(pairs.positive, self.dice(len(labels)))
             # log(1 + sum exp(negative - positive)) is the cross entropy over the drawn positive and all negatives.
-            logits = product + exclusion(product, pairs.negative.scatter(1, positive[:, None], True))
+            drawn = torch.arange(product.shape[1], device=product.device) == positive[:, None]  # faster than `scatter`, if compiled
+            logits = product + exclusion(product, pairs.negative | drawn)
             target = positive.masked_fill(~has_positive, -100)  # which cross_entropy skips
             contrast = cross_entropy(logits, target, reduction="sum") / has_positive.sum().clamp_min(1)
         return contrast if self.nu == 0 else contrast + self.nu * length(embeddings).mean()
