@@ -91,10 +91,9 @@ class _Reciprocal:
 
     def _distance(self, rows: Int[Tensor, "R 1"], columns: Int[Tensor, "R M"]) -> Float[Tensor, "R M"]:
         space = self.space
-        ask, answer = (space.points, space.points) if space.geometry == "cosine" else (self.ask, self.answer)
-        score = torch.einsum("re,rme->rm", ask[rows[:, 0]], answer[columns])
-        if space.geometry == "cosine":
-            return (2 - 2 * score).clamp_min(0)
+        if space.geometry == "cosine":  # of binary codes, `sides` are the signs
+            return (2 - 2 * torch.einsum("re,rme->rm", space.points[rows[:, 0]], space.points[columns])).clamp_min(0)
+        score = torch.einsum("re,rme->rm", self.ask[rows[:, 0]], self.answer[columns])
         square = self.ask[rows[:, 0], : space.points.shape[1]].square().sum(1, keepdim=True)
         if space.geometry == "euclidean":
             return (square - 2 * score).clamp_min(0)
