@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unimetric.arguments import checked, rejection, requirement
+from unimetric.arguments import checked, local_path, rejection, requirement
 from unimetric.declarations import Declaration, declared_by, plain, read_declaration
 from unimetric.errors import UnimetricError, closest
 
@@ -320,7 +320,7 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
             raise UnimetricError(f"`{key}` is given twice in `{text}`", f"write `{key}=` once")
         written[key] = value
     if "." not in call.name:  # a third-party class may require a URL
-        written = {key: _use_local_path(value) for key, value in written.items()}
+        written = {key: local_path(value) if isinstance(value, str) else value for key, value in written.items()}
     for key, value in written.items():
         parameter = parameters.get(key)
         if parameter is not None and requirement(parameter.annotation, value):
@@ -337,15 +337,6 @@ def bind_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:
     if missing:
         raise UnimetricError(f"`{text}` needs `{missing[0]}`", f"write `{call.name}({missing[0]}=...)`")
     return adopted | written
-
-
-def _use_local_path(value: Any) -> Any:
-    """Return the path of a `file://` URL, and any other argument unchanged."""
-    if not isinstance(value, str) or value[:7].lower() != "file://":
-        return value
-    from unimetric.images.remote import local_path  # loads numpy
-
-    return local_path(value)
 
 
 def complete_arguments(kind: str, text: str, **offered: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from unimetric.arguments import local_path
 from unimetric.errors import UnimetricError, closest
 
 Settings = Annotated[
@@ -70,10 +71,6 @@ class Command(TyperCommand):
 def _use_local_path(word: str) -> str:
     """Return a word of a command with its `file://` URL as a path."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    if value[:7].lower() != "file://":
-        return word
-    from unimetric.images.remote import local_path  # loads numpy
-
     return option + equals + local_path(value)
 
 

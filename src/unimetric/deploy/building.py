@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unimetric.analysis.calibrate import read_calibration
+from unimetric.arguments import local_path
 from unimetric.config import RunConfig, from_backbone, load
 from unimetric.datasets.files import LABEL, ImageFile, column_types, describe_files, place_file, read_csv, walk
 from unimetric.deploy.embedding import Embedder, Reading, open_embedder, open_own, weights_of
@@ -43,7 +44,7 @@ from unimetric.errors import UnimetricError, closest
 from unimetric.files import is_temporary, make_folder, remove_stale, write_bytes, write_json
 from unimetric.images.loading import Progress
 from unimetric.images.pack import count_cores
-from unimetric.images.remote import common_folder, is_remote, join_path, local_path, make_absolute
+from unimetric.images.remote import common_folder, is_remote, join_path, make_absolute
 from unimetric.images.table import Table
 from unimetric.kinds import Loss, Store
 from unimetric.runs.exported import Exported, format_of, open_exported

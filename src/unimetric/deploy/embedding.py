@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from unimetric.arguments import local_path
 from unimetric.config import RunConfig
 from unimetric.deploy.facts import Facts
 from unimetric.errors import DAMAGED_INDEX, UnimetricError
@@ -33,7 +34,7 @@ from unimetric.images.decode import MOST_PIXELS, parse_image, read_bytes, to_rgb
 from unimetric.images.loading import View
 from unimetric.images.pack import decode, located
 from unimetric.images.regions import split_box
-from unimetric.images.remote import Unreachable, local_path
+from unimetric.images.remote import Unreachable
 from unimetric.images.workers import isolate_worker, start_workers
 from unimetric.runs.device import evaluation_batch, open_fabric, set_up
 from unimetric.runs.exported import Exported, format_of, open_exported

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from unimetric.arguments import local_path
 from unimetric.deploy.embedding import Embedder, open_embedder, open_own
 from unimetric.deploy.facts import FACTS, STORE, Facts, read_thresholds, read_unreadable
 from unimetric.errors import NotFound, UnimetricError
-from unimetric.images.remote import join_path, local_path
+from unimetric.images.remote import join_path
 from unimetric.kinds import Store
 from unimetric.runs.model import loss_with_geometry, place
 from unimetric.spec import create

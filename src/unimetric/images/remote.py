@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from unimetric.arguments import local_path
 from unimetric.errors import UnimetricError
 
 #: Only protocols of plain storage: a list of images from somebody else may contain addresses.
@@ -64,22 +65,6 @@ def is_remote(path: str) -> bool:
 def make_absolute(path: str) -> str:
     """Return an absolute local path, and an address unchanged."""
     return path if is_remote(path) else os.path.abspath(path)
-
-
-def local_path(text: str) -> str:
-    """Return the path of a `file://` URL, and any other text unchanged.
-
-    >>> local_path("file:///data/a%20b.jpg"), local_path("data/a.jpg")
-    ('/data/a b.jpg', 'data/a.jpg')
-    """
-    if text[:7].lower() != "file://":
-        return text
-    host, _, path = text[7:].partition("/")
-    if host.lower() not in ("", "localhost") or not path:
-        raise UnimetricError(f"a `file://` URL must have an absolute path of this machine, got `{text}`", "write `file:///data/images`")
-    from urllib.request import url2pathname  # takes 50 ms to import
-
-    return url2pathname(f"/{path}")
 
 
 def join_path(folder: str, path: str) -> str:
